@@ -80,7 +80,6 @@ def find_checkpoint(options: CompileOptions) -> BuildCheckpoint:
 
 
 def _directory(model: str | None, options: CompileOptions, embedded: str) -> Path:
-    """Return the directory of a path, a hub name, or the bundled model."""
     if model is None:
         return _EMBEDDED / embedded
     if Path(model).is_dir():

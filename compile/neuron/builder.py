@@ -22,16 +22,14 @@ from compile.neuron.compiler import Toolchain, render
 from compile.neuron.graphs import GraphCall, NeuronGraphs
 from compile.neuron.neff_cache import NeffCache
 from compile.parallel import (
-    calls_between,
     described,
     layers_of,
-    parallel_config,
     parallel_tensors,
     rank_module,
 )
 from compile.plan.memory import compilers_at_once
 from compile.spec import CompileSpec
-from inference.backends.neuron.model import PACKAGE, SHARD
+from inference.backends.neuron.model import PACKAGE, SHARD, calls_between
 from inference.backends.neuron.sdk import sdk_versions
 from inference.files.artifact import Bucket
 from inference.files.writing import cache_directory, write_whole
@@ -42,8 +40,7 @@ _OPTIMISATION = ("-O", "--optlevel")
 
 
 class NeuronBuilder:
-    """A Builder (compile/build/build.py) for trn1 and inf2. Raises InvalidRequest if a model
-    cannot be divided among the ranks.
+    """A Builder (compile/build/build.py) for trn1 and inf2.
 
     draft: the checkpoint of the draft in the graphs, if the spec has one
     cache: compiled graphs of earlier builds (default: in the user's cache directory)
@@ -62,8 +59,6 @@ class NeuronBuilder:
         self._tools, self._spec = Toolchain(spec), spec
         self._checkpoints = {"decoder": checkpoint} | ({"draft": draft} if draft else {})
         self._configs = {name: read_config(path) for name, path in self._checkpoints.items()}
-        for config in self._configs.values():
-            parallel_config(config, spec.tensor_parallel, spec.vocabulary)
         self._cache = cache or NeffCache(cache_directory("neuron_graphs"))
         self.workers = workers or compilers_at_once(spec.target)
 
@@ -146,7 +141,6 @@ class NeuronBuilder:
             yield
 
     def _weights(self) -> dict[str, Tensor]:
-        """Return all weights of all models, not yet divided, by their names in the graph."""
         return {
             f"{name}.{key}": tensor.detach()
             for name in self._checkpoints
@@ -162,7 +156,6 @@ class NeuronBuilder:
         return tensors | {"cos": decoder.cos, "sin": decoder.sin}
 
     def _module(self, device: str) -> nn.Module:
-        """Return one rank's module with uninitialised weights."""
         layers, configs = layers_of(self._tools.sdk, self._spec), self._configs
         return rank_module(self._spec, configs["decoder"], configs.get("draft"), layers, device)
 

@@ -132,7 +132,6 @@ def _replacing(unit: Path) -> Iterator[Path]:
 
 
 def _whole(unit: Path) -> bool:
-    """Return whether the unit exists with all of its files unchanged."""
     try:
         return all(hash_file(unit / name) == sha256 for name, sha256 in _read(unit).items())
     except (BadArtifact, OSError):

@@ -20,9 +20,9 @@ from inference.sampling import SamplingParams
 from inference.text.tokenizer import Tokenizer
 from inference.text_log import DecodeStatistics, Traffic
 from outrider.money.budget import Charge
+from outrider.text.call_reader import ToolCall, add_piece
 from outrider.text.pieces import Piece, PieceMaker, gaps_between
-from outrider.text.tools.call_reader import ToolCall, add_piece
-from outrider.text.tools.tool_calls import Tools
+from outrider.text.tool_calls import Tools
 
 PROPOSERS = ("model", "copy", "host", "device")
 """Names that a record uses for the kinds of proposers."""

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compile.parallel import calls_between
 from compile.spec import CompileSpec, mask_words, prefill_bucket, verify_bucket
+from inference.backends.neuron.model import calls_between
 from inference.files.artifact import Bucket, DraftBucket, FusedPart, RoundBucket
 from inference.model.cache import cache_names
 from inference.model.checkpoints.config import (

@@ -33,8 +33,14 @@ from inference.sampling import MAX_GRAMMAR, Grammar, GrammarKind, SamplingParams
 from tests.support.exact import chain
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
-from tests.support.rpc_failure import RpcFailure
-from tests.support.wire_fixtures import background, connected, describe, rest, successor_engine
+from tests.support.wire_fixtures import (
+    RpcFailure,
+    background,
+    connected,
+    describe,
+    rest,
+    successor_engine,
+)
 
 PROTO = "grpc_comm/proto/verifier.proto"
 

@@ -21,8 +21,8 @@ from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
 from inference.token_rule import Adjustment, TokenRule, plain_rule
 from inference.tree.token_tree import IntArray, TokenTree
-from tests.support.examples import examples
-from tests.support.rule_oracle import RuleOracle
+from tests.support.oracles import RuleOracle
+from tests.support.tiers import examples
 
 VOCABULARY = 40
 PENALTIES = SamplingParams(

@@ -30,7 +30,7 @@ from inference.times import Times
 from inference.tree.tree_shape import Branches
 from tests.support import heads, pairs
 from tests.support.clock import Clock
-from tests.support.drafts import knowledge
+from tests.support.pairs import knowledge
 
 FORWARD, CALL = 0.010, 0.001
 """Seconds of a forward of the target and of a call of its draft."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compile.random_calls import SAMPLINGS, random_segments
+from compile.agreement import SAMPLINGS, random_segments
 from compile.spec import mask_words
 from inference.backends.graphs.graph_calls import inputs_of
 from inference.engine.colocated.graph_rounds import blank_tree

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from compile.parallel import layers_of, rank_module
 from compile.spec import CompileSpec
-from inference.backends.native.graph import ALONE, Collectives, rank_layers
+from inference.backends.native.program import ALONE, Collectives, rank_layers
 from inference.backends.neuron.sdk import Sdk
 from inference.files.artifact import NATIVE
 from inference.model.checkpoints.config import ModelConfig, parse_config

@@ -24,7 +24,7 @@ from inference.backends.graphs.compiled import CompiledModel, form_of
 from inference.backends.graphs.fused import fill_round, fused_part, in_rounds
 from inference.backends.graphs.graph_calls import inputs_of, picked
 from inference.errors import Busy, OutriderError, Unavailable
-from inference.files.artifact import Bucket, Manifest, RoundBucket
+from inference.files.artifact import Bucket, CompiledTarget, Manifest, RoundBucket
 from inference.model.cache import KeysValues, empty_cache
 from inference.model.checkpoints.checkpoint import DTYPES
 from inference.model.checkpoints.config import parse_config
@@ -41,9 +41,6 @@ COPY = "copy_rows"
 
 FILL = "fill_noise"
 """Name of the graph that makes noise. Artefacts with graphs that sample have this graph."""
-
-FILL_RECORD = f"graphs/{FILL}.json"
-"""File with the inputs of the noise graph. The manifest lists this file if the graph exists."""
 
 SHARD = "weights/tp{}_sharded_checkpoint.safetensors"
 """File with the weights of one tensor-parallel rank, as NxD names it."""
@@ -129,11 +126,10 @@ class NeuronModel(CompiledModel):
         cache = shape_of_cache(manifest, manifest.config)
         super().__init__(graphs, cache, form_of(manifest))
         self.device = torch.device("xla")
-        self._fills = FILL_RECORD in manifest.files
         self._noise = NoiseAhead(self._fill)
         self._program = program
         self._one_call = threading.Lock()
-        self._warm(manifest.graphs, say)
+        self._warm(manifest, say)
 
     def _copy_cache(self, source: int, target: int, slots: int) -> None:
         """Copy a whole row, junk slot included, by one call of the graph that copies rows."""
@@ -166,11 +162,10 @@ class NeuronModel(CompiledModel):
             except RuntimeError as error:
                 raise runtime_error(error) from error
 
-    def _warm(self, buckets: Sequence[Bucket], say: Say) -> None:
+    def _warm(self, manifest: Manifest, say: Say) -> None:
         """Call every graph once with idle inputs, which initialises the graph."""
-        idle = {bucket.name: idle_inputs(bucket) for bucket in buckets}
-        idle |= {COPY: copy_inputs()} if self.rows > 1 else {}
-        idle |= {FILL: fill_inputs([NoisePlace(0, 0, 0)])} if self._fills else {}
+        idle = {bucket.name: idle_inputs(bucket) for bucket in manifest.graphs}
+        idle |= calls_between(manifest)
         for index, (graph, inputs) in enumerate(idle.items(), 1):
             start = time.perf_counter()
             self.run(graph, inputs)
@@ -222,6 +217,16 @@ class _NeuronDraft(CompiledModel):
         inputs = under_draft_names(inputs_of(bucket, segments))
         (chosen,) = self._beside.run(bucket.name, inputs)
         return picked(bucket, chosen, segments)
+
+
+def calls_between(target: CompiledTarget) -> dict[str, dict[str, Tensor]]:
+    """Return the idle inputs, by name, of the small graphs that are called between a target's: one
+    copies rows, if there are several, and one computes noise, if any graph is sampled.
+    """
+    calls = {COPY: copy_inputs()} if target.rows > 1 else {}
+    if any(bucket.sampled for bucket in target.graphs):
+        calls[FILL] = fill_inputs([NoisePlace(0, 0, 0)])
+    return calls
 
 
 def shape_of_cache(manifest: Manifest, config: Mapping[str, Any]) -> KeysValues:

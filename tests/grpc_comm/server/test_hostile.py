@@ -18,9 +18,8 @@ from grpc_comm.observability.metrics import Metrics
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.model_registry import Served
 from grpc_comm.server.server import BackgroundServer
-from tests.support.hand_streams import Raw, say
+from tests.support.hand_streams import Raw, dropped, say
 from tests.support.hostile import SESSION, Neighbour, RawPeer, deaf, frame, neighbour
-from tests.support.observed import dropped
 from tests.support.wire_fixtures import (
     FAULTY,
     VOCABULARY,

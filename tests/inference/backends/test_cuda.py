@@ -13,7 +13,7 @@ from inference.backends.sequence import ModelSequence
 from inference.model.decoder import Decoder
 from inference.sampling import SamplingParams
 from inference.tree.token_tree import TokenTree
-from tests.support.fake_recorder import Reruns
+from tests.support.fake_cuda import Reruns
 from tests.support.models import segment
 from tests.support.pairs import SEQUENCE_LENGTH, decoder, prompt_of
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from inference.backends.cuda.model import CudaGraphs, Outputs
-from tests.support.strict_cuda import Cuda, Refused, install
+from tests.support.fake_cuda import Cuda, Refused, install
 
 DEVICE: Any = SimpleNamespace(index=0)
 ONES = torch.ones(4)

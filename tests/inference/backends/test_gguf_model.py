@@ -16,7 +16,7 @@ from inference.backends.libraries.host_choice import rank_of_row
 from inference.errors import LimitExceeded, Unavailable
 from inference.sampling import SamplingParams
 from inference.tree.token_tree import TokenTree
-from tests.support.fake_llama_cpp import VOCABULARY, Cells, logits_after, model_of, seen_after
+from tests.support.gguf_models import VOCABULARY, Cells, logits_after, model_of, seen_after
 from tests.support.models import sequence_after
 from tests.support.refusals import assert_refused
 

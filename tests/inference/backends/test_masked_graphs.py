@@ -26,9 +26,8 @@ from inference.model.graphs.verify_graph import VerifyGraph
 from inference.sampling import SamplingParams
 from inference.token_rule import Adjustment
 from inference.tree.token_tree import IntArray
-from tests.support.adjustments import adjustment
-from tests.support.examples import examples
-from tests.support.models import tiny_decoder
+from tests.support.models import adjustment, tiny_decoder
+from tests.support.tiers import examples
 
 VOCABULARY, NODES, JUNK = 61, 8, 40
 WORDS = mask_words(VOCABULARY, 1)

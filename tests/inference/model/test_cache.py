@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compile.random_calls import random_segments
+from compile.agreement import random_segments
 from compile.spec import prefill_bucket, verify_bucket
 from inference.backends.graphs.graph_calls import inputs_of, unstacked
 from inference.files.artifact import Bucket

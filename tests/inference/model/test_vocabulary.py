@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compile.random_calls import random_segments
+from compile.agreement import random_segments
 from inference.backends.graphs.graph_calls import inputs_of
 from inference.files.artifact import Bucket
 from inference.model.checkpoints.config import parse_config

@@ -41,7 +41,7 @@ from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
 from outrider.target.target import load_target
 from outrider.text.completion import Request, complete, silent
-from tests.support.fake_recorder import Reruns
+from tests.support.fake_cuda import Reruns
 from tests.support.wire_fixtures import LOOPBACK, describe, eventually, opened, successor_engine
 
 TIMES = (((1, 8), 0.03125), ((4, 8), 0.0625))

@@ -15,8 +15,8 @@ from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
 from inference.text.grammar import Grammars
 from inference.text.tokenizer import Tokenizer
-from outrider.text.tools.call_reader import CallForm, CallReader, ToolCall, add_piece
-from outrider.text.tools.tool_calls import LLAMA, MISTRAL, TAGGED, Function, Tools, call_form
+from outrider.text.call_reader import CallForm, CallReader, ToolCall, add_piece
+from outrider.text.tool_calls import LLAMA, MISTRAL, TAGGED, Function, Tools, call_form
 from tests.support.refusals import assert_refused
 from tests.support.tool_families import ADD, MARKS, STOP, TEMPLATES, with_template
 

@@ -1,11 +1,17 @@
-"""Defaults of a request that gives no temperature and no stop strings."""
+"""Parameters: what a request without them gets, and schemas without keywords of no effect."""
 
 from __future__ import annotations
 
+import json
+from functools import partial
+from typing import Any
+
 import pytest
 
-from outrider.text.defaults import DEFAULTS, defaults_of
-from outrider.text.parameters import Parameters
+from inference.errors import InvalidRequest
+from outrider.text.json_values import needed, written
+from outrider.text.parameters import DEFAULTS, Parameters, defaults_of
+from tests.support.refusals import assert_refused
 
 EMBEDDED = "outrider-embedded-target"
 SCHEMA = {"type": "object"}
@@ -44,3 +50,41 @@ def test_defaults_are_within_what_a_request_may_ask(model: str) -> None:
     given = Parameters().settled(model)
     assert Parameters(temperature=given.temperature, stop=given.stop).stop == given.stop
     assert all(prompt.strip() for prompt in defaults_of(model).suggestions)
+
+
+STRING = {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        ({"type": "object", "propertyNames": STRING}, {"type": "object"}),
+        ({"items": {"uniqueItems": False, "items": True}}, {"items": {"items": True}}),
+        ({"anyOf": [STRING | {"format": "path"}, {}]}, {"anyOf": [STRING, {}]}),
+        ({"$defs": {"a": {"unevaluatedProperties": True}}}, {"$defs": {"a": {}}}),
+    ],
+)
+def test_what_asks_for_nothing_is_left_out(given: Any, left: Any) -> None:
+    assert needed(given) == left
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"propertyNames": {"pattern": "^a"}},
+        {"uniqueItems": True},
+        {"format": "date"},
+        {"properties": {"propertyNames": STRING, "format": True}, "required": ["format"]},
+        {"const": {"uniqueItems": False}},
+        {"enum": [{"format": "path"}]},
+        {"items": [STRING, False]},
+    ],
+)
+def test_everything_else_stays(schema: dict[str, Any]) -> None:
+    assert needed(schema) == schema
+    assert json.loads(written(json.dumps(schema))) == schema
+
+
+def test_what_is_no_json_is_refused() -> None:
+    for text in ("{", "[" * 100_000):
+        assert_refused(partial(written, text), ["the schema cannot be read"], InvalidRequest)

@@ -18,13 +18,12 @@ from torch import Tensor
 
 from compile.build.build import MadeWith, load_whole
 from compile.neuron.compiler import CompilerDied, first_error, gave_reason, once_more
-from compile.parallel import calls_between, described, parallel_config, parallel_tensors
+from compile.parallel import described, parallel_config, parallel_tensors
 from compile.spec import CompileSpec
-from inference.backends.native.loading import compiled_files
 from inference.backends.native.program import GRAPHS, SHARDED, RankPlan, rank_weights
-from inference.backends.native.ranks import Ranks
+from inference.backends.native.ranks import Ranks, compiled_files
 from inference.backends.native.sdk import FLAGS, TRAINIUM, Machine, configure
-from inference.backends.neuron.model import Program, runtime_error
+from inference.backends.neuron.model import Program, calls_between, runtime_error
 from inference.backends.neuron.sdk import logical_cores
 from inference.errors import BadArtifact, OutriderError
 from inference.files.artifact import Bucket
@@ -119,7 +118,6 @@ class TorchNeuronBuilder:
             raise _failed(name, error) from error
 
     def _let_go(self) -> None:
-        """Shut down the ranks, if they were started."""
         if self._ranks is not None:
             self._ranks.close()
             self._ranks = None
@@ -148,7 +146,7 @@ def sharded_fields(sharded: ModelConfig) -> dict[str, Any]:
 
 
 def cut(name: str, tensor: Tensor, rank: int, ranks: int) -> Tensor:
-    """Return one rank's share of a parameter, as sharded by inference/backends/native/graph.py:
+    """Return one rank's share of a parameter, as sharded by inference/backends/native/program.py:
     norms are whole, layers whose results are summed over ranks are cut by inputs, others by
     outputs.
     """

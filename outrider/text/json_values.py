@@ -1,4 +1,4 @@
-"""Removes keywords without effect from JSON schemas, as programs derive schemas from types.
+"""JSON from models and clients: objects within bounds, and schemas without neutral keywords.
 
 Grammars refuse some keywords even if they change nothing: zod writes that names are strings.
 """
@@ -10,6 +10,29 @@ from collections.abc import Mapping
 from typing import Any
 
 from inference.errors import InvalidRequest
+from inference.files.json_file import deeper
+
+MAX_DEPTH = 100
+"""Maximum nesting of objects and lists. Python's own JSON functions fail near 1,000."""
+
+
+def read_object(text: str) -> dict[str, Any] | None:
+    """Parse a JSON object; None for any other text, and for nesting beyond MAX_DEPTH."""
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and not nests_deeply(value) else None
+
+
+def nests_deeply(value: Any) -> bool:
+    """Return whether objects and lists are nested beyond MAX_DEPTH."""
+    return deeper(value, MAX_DEPTH)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "propertyNames": ({"type": "string"}, {}, True),

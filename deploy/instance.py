@@ -1,9 +1,10 @@
-"""The properties of an instance type: its device, machine image, volume and quota."""
+"""Instance types (device, machine image, volume, quota), and hosts to start on them."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from inference.errors import InvalidRequest
@@ -73,12 +74,12 @@ class InstanceKind:
             )
 
     @property
-    def family(self) -> str:
-        return self._part(1)
-
-    @property
     def generation(self) -> str:
         return self.name.partition(".")[0]
+
+    @property
+    def family(self) -> str:
+        return re.split(r"\d", self.generation)[0]
 
     @property
     def kind(self) -> Kind:
@@ -94,7 +95,7 @@ class InstanceKind:
     @property
     def arm(self) -> bool:
         """Whether it has AWS's Arm processors, as m7g and g5g do."""
-        return "g" in self._part(3)
+        return "g" in re.split(r"\d+", self.generation)[1]
 
     @property
     def image(self) -> str:
@@ -122,7 +123,37 @@ class InstanceKind:
             return Quota(f"All {name} Spot Instance Requests", spot)
         return Quota(f"Running On-Demand {name} instances", on_demand)
 
-    def _part(self, group: int) -> str:
-        match = _TYPE.fullmatch(self.name)
-        assert match is not None, "the name was checked"
-        return match[group]
+
+@dataclass(frozen=True)
+class Host:
+    """An instance to start, in a CloudFormation stack of its own."""
+
+    name: str  # of the target or the job
+    region: str
+    instance: InstanceKind
+    market: Market
+    image: str  # public SSM parameter of the machine image
+    disk_gib: int
+    lifetime_hours: float
+    parameters: Mapping[str, str] = field(default_factory=dict)  # additional ones of the template
+
+    @property
+    def stack(self) -> str:
+        return stack_name(self.name)
+
+    @property
+    def template_parameters(self) -> dict[str, str]:
+        """The template's parameters except network, bucket and end time."""
+        return {
+            "TargetName": self.name,
+            "InstanceType": self.instance.name,
+            "ImageId": self.image,
+            "DiskGiB": str(self.disk_gib),
+            "Market": self.market,
+            **self.parameters,
+        }
+
+
+def stack_name(target: str) -> str:
+    """Return the name of the CloudFormation stack of a target or job."""
+    return f"outrider-{target}"

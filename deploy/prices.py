@@ -1,5 +1,6 @@
 """The hourly price of an EC2 instance with its source and date: from AWS by boto3, otherwise from
-the bundled table. Nothing in this module buys, starts or changes anything.
+the bundled table; and `outrider deploy prices`, which prints prices. Nothing in this module buys,
+starts or changes anything.
 
 Written against botocore's models and public replies; not yet run against AWS.
 """
@@ -9,19 +10,26 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 from statistics import median
+from typing import Annotated, ClassVar
+
+from pydantic import Field
 
 from compile.aws import Aws, AwsDown, check_region
-from deploy.instance.kind import Market
-from deploy.instance.running import RunningInstance
-from inference.command import say
+from deploy.ec2 import RunningInstance
+from deploy.instance import Market
+from inference.command import FAILED, say
 from inference.cost.billing import hire_usd
 from inference.errors import InvalidRequest, MissingExtra, OutriderError, Unavailable
 from inference.files.json_file import Positive, Record, Text, read_json, read_record
+from inference.flags.command_line import CommandOptions
+from inference.flags.group import Metavar
 
 PRICE_LIST_REGION = "us-east-1"
 """Region of the price list service. Three regions have it, each with the prices of all regions."""
@@ -41,7 +49,7 @@ capacity blocks also has a row at $0.00.
 
 _LINUX = "Linux/UNIX"
 _SPOT_PRODUCTS = (_LINUX, "Linux/UNIX (Amazon VPC)")
-_BUNDLED = Path(__file__).parents[1] / "data" / "ec2_prices.json"
+_BUNDLED = Path(__file__).parent / "data" / "ec2_prices.json"
 
 
 class NoPrice(Unavailable):
@@ -206,3 +214,85 @@ def cost_so_far(instance: RunningInstance, region: str) -> str:
 
 def _now() -> datetime:
     return datetime.now(UTC)
+
+
+EXAMPLES = """examples:
+  outrider deploy prices                          every type that can serve a target, in us-east-1
+  outrider deploy prices --instance trn1.2xlarge --spot --region us-west-2
+  outrider deploy prices --instance trn1.2xlarge --no_live
+"""
+
+
+class PricesOptions(CommandOptions, title="prices"):
+    """Prices from AWS (boto3's credentials), else those of the bundled table."""
+
+    BARE: ClassVar = "instance"
+
+    instance: Annotated[str, Metavar("TYPE,TYPE")] | None = None
+    """instance types (default: all types that can serve a target)"""
+    region: str = "us-east-1"
+    """AWS region"""
+    spot: bool = False
+    """spot prices in place of on-demand ones"""
+    no_live: bool = False
+    """use the bundled prices; do not query AWS"""
+    as_json: bool = Field(default=False, alias="json")
+    """one JSON list on stdout"""
+
+
+def run(options: PricesOptions) -> int:
+    """Print the prices. Returns 1 if the region has none; the bundled ones of another region are
+    then printed, labelled as such, but nothing with --json.
+    """
+    table = bundled_prices()
+    names = options.instance.split(",") if options.instance else list(table.types)
+    prices = InstancePrices(live=not options.no_live)
+    priced, refusals = _find(prices, names, options.region, "spot" if options.spot else "on-demand")
+    if priced or options.instance:
+        print(*refusals, sep="\n", end="\n" * bool(refusals), file=sys.stderr)
+    else:
+        print(f"{refusals[0]} (nor for {len(refusals) - 1} other types)", file=sys.stderr)
+    if options.as_json:
+        if priced:
+            rows = [asdict(price) | {"as_of": str(price.as_of)} for price in priced]
+            print(json.dumps(rows, indent=1))
+    elif priced:
+        _print_table(priced)
+    elif options.region != table.region and not options.spot:
+        elsewhere, _ = _find(InstancePrices(live=False), names, table.region, "on-demand")
+        if elsewhere:
+            print("the bundled prices of another region, for comparison:")
+            _print_table(elsewhere)
+    return 0 if priced else FAILED
+
+
+def _find(
+    prices: InstancePrices, names: Sequence[str], region: str, market: Market
+) -> tuple[list[Price], list[str]]:
+    priced, refusals = list[Price](), list[str]()
+    for name in names:
+        try:
+            priced.append(prices.find(name, region, market))
+        except NoPrice as error:
+            refusals.append(str(error))
+    return priced, refusals
+
+
+def _print_table(prices: list[Price]) -> None:
+    """Print a table of at most 80 columns, followed by each source once."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("instance", "accelerators", "$/h", box=box.SIMPLE_HEAD, pad_edge=False)
+    types, sources = bundled_prices().types, dict[str, list[str]]()
+    for price in prices:
+        name = price.instance_type
+        accelerators = types[name].accelerators if name in types else ""
+        table.add_row(name, accelerators, f"{price.usd_per_hour:.8g}")
+        sources.setdefault(f"{price.source}, {price.as_of}", []).append(name)
+    print(f"{prices[0].region}, {prices[0].market}")
+    Console(width=80).print(table)
+    for source, names in sources.items():
+        of = f" of {', '.join(names)}" if len(sources) > 1 else ""
+        print(textwrap.fill(f"source{of}: {source}", 80, subsequent_indent="    "))

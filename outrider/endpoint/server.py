@@ -1,21 +1,27 @@
-"""Limits the server's connections: their number, their waiting time, and open files."""
+"""The HTTP server: uvicorn with limits of connections, of their waiting time, and of open files."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import os
+import socket
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import h11
+import uvicorn
+from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from grpc_comm.transport import Address
 from inference.command import say
 from inference.errors import InvalidRequest
+from outrider.endpoint.interfaces.answering import GRACE_SECONDS
 from outrider.endpoint.interfaces.failures import ApiError
 
 ACCEPTED = 16
@@ -100,16 +106,8 @@ class BoundedConnection(H11Protocol):
             self._clock = self.loop.call_later(seconds, self.end)
 
     def _refuse(self) -> None:
-        body = (
-            ApiError(
-                503,
-                f"all of {self._maximum} connections are in use: try again later",
-                "server_error",
-                code="too_many_connections",
-            )
-            .response()
-            .body
-        )
+        words = f"all of {self._maximum} connections are in use: try again later"
+        body = ApiError(503, words, code="too_many_connections").response().body
         self.transport.write(
             b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
             b"Retry-After: 1\r\nConnection: close\r\n"
@@ -162,3 +160,57 @@ class OutOfDescriptors:
         if time.monotonic() >= self._next_note:
             self._next_note = time.monotonic() + _NOTE_SECONDS
             say(f"note: {error.strerror}: new connections wait or replace idle ones (ulimit -n)")
+
+
+def listening(address: Address) -> socket.socket:
+    """Return a socket bound to the address. Raises InvalidRequest if binding fails."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((address.host, address.port))
+    except OSError as error:
+        bound.close()
+        raise InvalidRequest(
+            f"cannot listen on {address}: {error.strerror or error}; --http_port 0 takes a free "
+            "port"
+        ) from error
+    return bound
+
+
+class HttpServer(uvicorn.Server):
+    """Serves an application until a signal.
+
+    connections: maximum concurrent connections
+    when_ready: called once the server accepts requests
+    settings: further settings of uvicorn
+    """
+
+    def __init__(
+        self,
+        app: FastAPI,
+        connections: int,
+        when_ready: Callable[[], object] = lambda: None,
+        **settings: Any,
+    ) -> None:
+        config = uvicorn.Config(
+            app,
+            http=partial(BoundedConnection, connections),  # type: ignore[arg-type]
+            ws="none",
+            loop="asyncio",  # uvloop drops the answer to a half-closed client
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=GRACE_SECONDS + 1,
+            backlog=ACCEPTED,
+            **settings,
+        )
+        super().__init__(config)
+        self._when_ready = when_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(OutOfDescriptors(self.server_state))
+        await super().startup(sockets)
+        for bound in sockets or []:
+            bound.listen(QUEUED)  # replaces ACCEPTED, which uvicorn has set
+        self._when_ready()

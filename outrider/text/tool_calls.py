@@ -11,9 +11,8 @@ from typing import Any, TypeAlias
 from inference.errors import InvalidRequest
 from inference.sampling import Grammar, GrammarKind
 from inference.text.tokenizer import Tokenizer
-from outrider.text.tools.call_reader import CallForm, CallReader
-from outrider.text.tools.json_values import MAX_DEPTH, nests_deeply, read_object
-from outrider.text.tools.schemas import needed
+from outrider.text.call_reader import CallForm, CallReader
+from outrider.text.json_values import MAX_DEPTH, needed, nests_deeply, read_object
 
 Message: TypeAlias = Mapping[str, Any]
 """A message of a chat: its `role` and `content`. An assistant's message may also have `tool_calls`

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import uuid4
 
-from outrider.text.stop_strings import begun
-from outrider.text.tools.json_values import read_object
+from outrider.text.json_values import read_object
 
 MAX_HEAD = 256
 """Maximum characters of a call before its arguments; beyond this, arguments are not streamed."""
@@ -272,3 +271,9 @@ class _ObjectEnd:
                 if self._depth == 0:
                     return place + 1
         return None
+
+
+def begun(text: str, string: str) -> int:
+    """Return how many characters at the end of the text are a proper prefix of the string."""
+    longest = min(len(string) - 1, len(text))
+    return next((n for n in range(longest, 0, -1) if text.endswith(string[:n])), 0)
