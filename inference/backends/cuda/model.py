@@ -190,7 +190,7 @@ class RecordedModel(SlotModel):
     @torch.no_grad()
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         shape = self._shape(segments)
-        if _need_logits(segments):
+        if any(segment.masked for segment in segments):
             return choose_at(*self._logits(segments, shape), segments)
         (table,) = self._call(segments, shape, _chooser(segments, shape.nodes))
         return [Chosen(table[row, : len(segment.pick)]) for row, segment in enumerate(segments)]
@@ -198,7 +198,7 @@ class RecordedModel(SlotModel):
     @torch.no_grad()
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         shape = self._shape(segments)
-        if _need_logits(segments):
+        if any(segment.masked for segment in segments):
             return rank_at(*self._logits(segments, shape), segments, k)
         greedy = all(segment.params.greedy for segment in segments)
         choice = ChoiceFunction(_rank_greedy if greedy else rank, k)
@@ -274,12 +274,12 @@ class RecordedModel(SlotModel):
             return self._calls[key]()
         if key in self._waiting or len(self._calls) + len(self._waiting) < MAX_RECORDINGS:
             self._waiting[key] = True
-        return self._recorder.run(self._eager(key))
+        return self._recorder.run(partial(self._compute, key))
 
     def _record(self, key: _RecordingKey) -> None:
         """Record a shape. If recording fails, the shape always runs eagerly."""
         del self._waiting[key]
-        run = self._eager(key)
+        run = partial(self._compute, key)
         try:
             self._calls[key] = self._recorder.record(run)
         except RuntimeError as error:
@@ -296,13 +296,11 @@ class RecordedModel(SlotModel):
             self._buffers[shape] = _Buffers(shape, self.capacity, self.device)
         return self._buffers[shape]
 
-    def _eager(self, key: _RecordingKey) -> Run:
-        return partial(self._compute, key.choice, self._buffers[key.shape])
-
-    def _compute(self, choice: ChoiceFunction, buffers: _Buffers) -> Outputs:
+    def _compute(self, key: _RecordingKey) -> Outputs:
         """Run the computation that is recorded. It must not wait for the device, and may depend on
         inputs only through tensors of fixed shapes.
         """
+        choice, buffers = key.choice, self._buffers[key.shape]
         logits, positions = self._write(buffers.inputs)
         outputs = choice.function(logits, buffers.sampling, positions, choice.size)
         return (outputs,) if isinstance(outputs, Tensor) else outputs
@@ -325,10 +323,6 @@ def _step(size: int) -> int:
 def _doublings(size: int) -> list[int]:
     """Return the powers of two up to `size`, which is rounded up to a power of two."""
     return [1 << power for power in range(_step(size).bit_length())]
-
-
-def _need_logits(segments: Sequence[Segment]) -> bool:
-    return any(segment.rule is not None or segment.scoring is not None for segment in segments)
 
 
 def _chooser(segments: Sequence[Segment], nodes: int) -> ChoiceFunction:

@@ -164,6 +164,5 @@ def fits(bucket: Bucket, segment: Segment) -> bool:
         and len(segment.pick) <= bucket.picks
         and segment.context.shape[1] <= bucket.slots
     )
-    masked = segment.rule is not None or segment.scoring is not None
-    able = bucket.masked if masked else bucket.sampled or segment.params.greedy
+    able = bucket.masked if segment.masked else bucket.sampled or segment.params.greedy
     return room and segment.context.shape[0] == 1 and able
