@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from inference.backends import Segment
-from inference.backends.choices import choose_at
+from inference.backends.eager import choose_at
 from inference.backends.gguf.library import SEQUENCES, TokenBatch
 from inference.backends.gguf.model import Computation, GgufModel
 from inference.errors import Unavailable

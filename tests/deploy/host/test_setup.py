@@ -23,7 +23,7 @@ import outrider
 from compile.store import open_store, push
 from deploy.host.user_data import HostSettings, user_data
 from grpc_comm.certificate import make_certificate
-from grpc_comm.keys_file import make_key
+from grpc_comm.keys import make_key
 from inference.files.artifact import check_files, read_manifest
 from outrider.models.directories import EMBEDDED
 from tests.support.artifacts import build

@@ -22,11 +22,11 @@ from compile.spec import CompileSpec, mask_words, prefill_bucket, verify_bucket
 from grpc_comm.client.connection import connect
 from inference.backends.eager import EagerModel
 from inference.backends.graphs.compiled import CompiledModel, load_compiled, read_compiled
-from inference.backends.target_features import FeatureForm
 from inference.engine.engine import Engine
 from inference.engine.sessions.local_session import LocalSession
 from inference.errors import BadArtifact, InvalidRequest
 from inference.files.artifact import read_manifest, write_manifest
+from inference.model.cache import FeatureForm
 from inference.model.decoder import Decoder
 from inference.text.tokenizer import Tokenizer
 from outrider.cli import main

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from inference.backends import Segment
-from inference.backends.cuda.graphs import CudaGraphs, Outputs, Run
-from inference.backends.cuda.model import CudaModel
+from inference.backends.cuda.model import CudaGraphs, CudaModel, Outputs, Run
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.model.decoder import Decoder

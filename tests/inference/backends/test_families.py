@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, __version__
 
-from inference.backends.choices import choose_at
-from inference.backends.cuda.graphs import Recorder
+from inference.backends.cuda.model import Recorder
+from inference.backends.eager import choose_at
 from inference.backends.libraries.transformers_loading import (
     CudaLibraryModel,
     in_fours,

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from inference.backends import Segment
-from inference.backends.choices import rank_at
+from inference.backends.eager import rank_at
 from inference.backends.gguf.library import SEQUENCES, TokenBatch
 from inference.backends.gguf.model import GgufModel, check_trees
 from inference.backends.gguf.states import GgufStates

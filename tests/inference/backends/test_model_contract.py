@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from inference.backends import Model
-from inference.backends.target_features import FeatureModel
+from inference.backends.eagle_model import FeatureModel
 from inference.drafters.round_proposer import BestFirst, Chain, RoundProposer
 from inference.engine.engine import Engine
 from inference.engine.prefix_cache import WORTH_COPYING

@@ -33,7 +33,7 @@ from inference.engine.sessions.local_session import LocalSession
 from inference.errors import LimitExceeded, Unavailable
 from inference.model.cache import cache_names
 from inference.model.checkpoints.config import parse_config
-from inference.model.choice.noise_window import FILLED, WINDOW, NoisePlace
+from inference.model.choice.graph_choice import FILLED, WINDOW, NoisePlace
 from inference.sampling import SamplingParams
 from inference.tree.token_tree import TokenTree
 from tests.support.equality import NearTies

@@ -20,7 +20,7 @@ from inference.engine.sessions.local_session import LocalSession
 from inference.files.artifact import Bucket
 from inference.model.cache import empty_cache
 from inference.model.choice.arithmetic import ENGINES, HOST
-from inference.model.choice.masked_choice import MaskInputs
+from inference.model.choice.graph_choice import MaskInputs
 from inference.model.choice.sampler import OUT_OF_REACH
 from inference.model.choice.vocabulary import WHOLE_VOCABULARY
 from inference.model.graphs.verify_graph import VerifyGraph
