@@ -18,7 +18,6 @@ from typing import NamedTuple
 from compile.spec import CompileSpec
 from inference.files.artifact import NATIVE, Bucket, DraftBucket, RoundBucket
 from inference.model.checkpoints.config import ModelConfig, parse_config
-from inference.model.choice.noise_window import WINDOW
 
 GIB = 1 << 30
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -123,6 +122,8 @@ class ModelCall(NamedTuple):
 
 def footprint(config: ModelConfig, spec: CompileSpec) -> Footprint:
     """Count the bytes of tensors on each rank, including the spec's draft."""
+    from inference.model.choice.graph_choice import WINDOW  # with torch, which devices do not need
+
     models = models_of(config, spec)
     activation, largest = max(
         (size, f"{name} of {bucket.name}")

@@ -128,7 +128,7 @@ def test_a_spec_that_cannot_be_built_is_refused(changes: dict[str, Any], shown: 
     "buckets",
     [
         (Bucket(1, 8, 100, 8, 8, False, 2112),),
-        (Bucket(1, 64, 2112, 64, 8, False, 99),),
+        (verify_bucket(1, 64, 99, 99, sampled=True),),
         (verify_bucket(1, 64, 2112, 2112, sampled=True),) * 2,
         (verify_bucket(2, 64, 2112, 2112, sampled=True),),
     ],
