@@ -35,13 +35,14 @@ def made(api: openai.OpenAI, streamed: bool, **asked: Any) -> tuple[str, str]:
     return text, chunks[-1].choices[0].finish_reason
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_completion_is_the_targets_own_text(
     api: openai.OpenAI, own_text: OwnText, temperature: float, streamed: bool
 ) -> None:
-    asked = {"prompt": PROMPT, "max_tokens": 40, "temperature": temperature, "seed": 5}
-    text = own_text(PROMPT, 40, temperature, 5)
+    asked = {"prompt": PROMPT, "max_tokens": 24, "temperature": temperature, "seed": 5}
+    text = own_text(PROMPT, 24, temperature, 5)
     assert made(api, streamed, **asked) == (text, "length")
 
 
@@ -79,28 +80,28 @@ def test_texts_of_one_prompt_have_seeds_one_after_the_other(
     api: openai.OpenAI, own_text: OwnText, texts: TextRunner
 ) -> None:
     answer = api.completions.create(
-        model="", prompt=PROMPT, max_tokens=20, temperature=1, seed=7, n=3
+        model="", prompt=PROMPT, max_tokens=8, temperature=1, seed=7, n=3
     )
-    own = [own_text(PROMPT, 20, 1.0, seed) for seed in (7, 8, 9)]
+    own = [own_text(PROMPT, 8, 1.0, seed) for seed in (7, 8, 9)]
     assert [choice.text for choice in answer.choices] == own
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == len(texts.client.tokenizer.encode(PROMPT))
-    assert answer.usage.completion_tokens == 3 * 20
+    assert answer.usage.completion_tokens == 3 * 8
 
 
 def test_several_prompts_are_answered_in_their_order(api: openai.OpenAI, own_text: OwnText) -> None:
     prompts = [PROMPT, "class Queue:"]
-    answer = api.completions.create(model="", prompt=prompts, max_tokens=20, temperature=0)
-    assert [choice.text for choice in answer.choices] == [own_text(one, 20) for one in prompts]
+    answer = api.completions.create(model="", prompt=prompts, max_tokens=8, temperature=0)
+    assert [choice.text for choice in answer.choices] == [own_text(one, 8) for one in prompts]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_stop_string_across_tokens_ends_the_text_and_is_left_out(
     api: openai.OpenAI, own_text: OwnText, streamed: bool
 ) -> None:
-    whole = own_text(PROMPT, 60)
+    whole = own_text(PROMPT, 30)
     stop = whole[12:31]
-    asked = {"prompt": PROMPT, "max_tokens": 60, "temperature": 0, "stop": [stop, "never there"]}
+    asked = {"prompt": PROMPT, "max_tokens": 30, "temperature": 0, "stop": [stop, "never there"]}
     assert made(api, streamed, **asked) == (whole[: whole.index(stop)], "stop")
 
 
