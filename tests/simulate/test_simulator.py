@@ -10,9 +10,8 @@ import threading
 
 import pytest
 
-from tests.simulate.plan import draw
+from tests.simulate.plan import draw, shrink
 from tests.simulate.plants import PLANTS, planted
-from tests.simulate.shrink import shrink
 from tests.simulate.world import run
 from tests.support.repository import ROOT
 from tests.support.wire_fixtures import WAIT

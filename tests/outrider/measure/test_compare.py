@@ -43,14 +43,14 @@ def read(directory: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole comparison, of a target that it starts and stops itself."""
+def results(tmp_path_factory: pytest.TempPathFactory, port: str) -> Path:
+    """A whole comparison."""
     directory = tmp_path_factory.mktemp("comparison")
     (directory / "prompts.txt").write_text("def f(x):\nimport os\nclass A:\n")
     prompts = ["--prompt-text", str(directory / "prompts.txt"), "--seed", "5"]
     texts = ["--num-runs", "1", "--max_new_tokens", "8", "--temperature", "0.8"]
     arms = ["--rtt", "0,6", "--architectures", ",".join(ARCHITECTURES)]
-    out = ["--usd-per-hour", "1.2", "--out", str(directory)]
+    out = ["--port", port, "--usd-per-hour", "1.2", "--out", str(directory)]
     assert main([*prompts, *texts, *arms, *out]) == 0
     return directory
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.errors import InvalidRequest
@@ -17,6 +17,7 @@ from inference.text.grammar import Grammars
 from inference.text.tokenizer import Tokenizer
 from outrider.text.tools.call_reader import CallForm, CallReader, ToolCall, add_piece
 from outrider.text.tools.tool_calls import LLAMA, MISTRAL, TAGGED, Function, Tools, call_form
+from tests.support.examples import examples
 from tests.support.refusals import assert_refused
 from tests.support.tool_families import ADD, MARKS, STOP, TEMPLATES, with_template
 
@@ -155,11 +156,13 @@ NO_CALLS = {
 }
 AROUND = {"tagged": ("<tool_call>\n", "\n</tool_call>"), "mistral": ("[TOOL_CALLS] [", "]")}
 CUTS = st.lists(st.integers(1, 120), max_size=40)
+FEW = settings(max_examples=examples(20))
 
 
 @pytest.mark.parametrize("family", AROUND)
 @pytest.mark.parametrize("name", [*WORDINGS, *WITHOUT])
 @given(cuts=CUTS)
+@FEW
 def test_a_call_is_the_json_object_that_it_is(name: str, family: str, cuts: list[int]) -> None:
     (opening, closing), form = AROUND[family], FORMS[family]
     assert form is not None
@@ -173,6 +176,7 @@ def test_a_call_is_the_json_object_that_it_is(name: str, family: str, cuts: list
 @pytest.mark.parametrize("family", AROUND)
 @pytest.mark.parametrize("name", NO_CALLS)
 @given(cuts=CUTS)
+@FEW
 def test_what_is_no_call_is_text_with_all_its_letters(
     name: str, family: str, cuts: list[int]
 ) -> None:
@@ -190,7 +194,8 @@ def test_a_name_that_no_function_has_is_text_before_it_ends() -> None:
 
 
 @pytest.mark.parametrize("name", READ)
-@given(cuts=st.lists(st.integers(1, 120), max_size=40))
+@given(cuts=CUTS)
+@FEW
 def test_calls_are_read_however_the_text_is_cut(name: str, cuts: list[int]) -> None:
     form, text, found = READ[name]
     assert read(form, text, cuts) == found
