@@ -7,14 +7,12 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compile.compile_options import CompileOptions, parse
 from inference.command import run_command, say
-from inference.errors import InvalidRequest
-from inference.extras import require
+from inference.errors import InvalidRequest, require
 
 if TYPE_CHECKING:
     from compile.request import BuildRequest
@@ -50,9 +48,7 @@ def _run(options: CompileOptions, arguments: Sequence[str]) -> int:
 
 
 def _build(options: CompileOptions, arguments: Sequence[str]) -> None:
-    from compile.build.build import build_artifact, read_source
-    from compile.build.graph_processes import quiet_libraries
-    from compile.build.progress import BuildProgress, live_progress
+    from compile.build.build import build_artifact, quiet_libraries, read_source
     from compile.builders import builder_of
 
     if not options.debug:
@@ -68,8 +64,8 @@ def _build(options: CompileOptions, arguments: Sequence[str]) -> None:
         quiet=not options.debug,
     )
     command = shlex.join(["outrider", "compile", *arguments])
-    with live_progress() if sys.stderr.isatty() else nullcontext(BuildProgress(say)) as progress:
-        manifest = build_artifact(spec, source, builder, out, command=command, progress=progress)
+    live = sys.stderr.isatty()
+    manifest = build_artifact(spec, source, builder, out, command=command, say=say, live=live)
     print(f"{out}: complete, digest {manifest.digest()}")
     if request.lacking:
         rest = shlex.join(["outrider", "compile", *(w for w in arguments if w != "--quick")])
@@ -98,7 +94,7 @@ def _pull(options: CompileOptions) -> None:
 def _request_of(options: CompileOptions, arguments: Sequence[str]) -> BuildRequest:
     """Print the plan of a build and return its request; check that it fits the device's memory."""
     from compile.plan.fit import check_fits
-    from compile.plan.plan_report import describe, purposes, verdict
+    from compile.plan.report import describe, purposes, verdict
     from compile.request import find_checkpoint, make_request
 
     request = make_request(options, find_checkpoint(options))

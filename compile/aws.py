@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from inference.errors import Busy, InvalidRequest, OutriderError, Unavailable
-from inference.extras import require
+from inference.errors import Busy, InvalidRequest, OutriderError, Unavailable, require
 
 DEFAULT_REGION = "us-east-1"
 

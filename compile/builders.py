@@ -8,12 +8,10 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from compile.build.build import Builder, build_artifact, hash_of, read_source
-from compile.build.progress import BuildProgress, Say
-from compile.plan.device import device_of
+from compile.build.build import Builder, Say, build_artifact, hash_of, read_source
 from compile.plan.fit import check_fits
-from compile.plan.memory import footprint, gib, processors, worker_memory, workers_within
-from compile.plan.plan_report import describe
+from compile.plan.memory import device_of, footprint, gib, processors, worker_memory, workers_within
+from compile.plan.report import describe
 from compile.spec import CompileSpec
 from compile.store import open_store
 from inference.errors import BadArtifact, InvalidRequest
@@ -42,14 +40,14 @@ def builder_of(
                 f"--graph_store is for other targets: {spec.target} compiles graph by graph, and "
                 "an artefact holds what was compiled"
             )
-        from compile.native.builder import TorchNeuronBuilder
+        from compile.neuron.native import TorchNeuronBuilder
         from inference.backends.native.sdk import check_native
 
         return TorchNeuronBuilder(spec, checkpoint, versions=check_native(spec.target))
     if spec.target == "cpu":
         return _cpu_builder(spec, checkpoint, draft, quiet)
     from compile.neuron.builder import NeuronBuilder
-    from compile.neuron.neff_cache import NeffCache
+    from compile.neuron.compiler import NeffCache
 
     store = None if graph_store is None else open_store(graph_store)
     cache = NeffCache(cache_directory("neuron_graphs"), store)
@@ -57,8 +55,7 @@ def builder_of(
 
 
 def _cpu_builder(spec: CompileSpec, checkpoint: Path, draft: Path | None, quiet: bool) -> Builder:
-    from compile.build.cpu import CpuBuilder
-    from compile.build.graph_processes import InProcesses
+    from compile.build.cpu import CpuBuilder, InProcesses
 
     weights = footprint(read_config(checkpoint), spec).weights
     workers = workers_within(processors(), worker_memory(spec.target, weights))
@@ -73,7 +70,9 @@ def neuron_artifact(
     inputs, or newly built. A build takes long, so its cost is printed first. An interrupted build
     is continued.
     """
-    source, builder = read_source(checkpoint), builder_of(spec, checkpoint)
+    source, config = read_source(checkpoint), read_config(checkpoint)
+    need = check_fits(config, spec)
+    builder = builder_of(spec, checkpoint)
     tools = builder.made_with()
     made_from = {
         "spec": asdict(spec),
@@ -85,18 +84,15 @@ def neuron_artifact(
     if _complete(directory):
         say(f"using the artefact in {directory}")
         return directory
-    config = read_config(checkpoint)
-    rank = footprint(config, spec).weights
-    for line in describe(spec, config, check_fits(config, spec)):
+    for line in describe(spec, config, need):
         say(line)
     say(
-        f"host memory: {gib((spec.tensor_parallel + 1) * rank)} at least to shard the weights, "
-        f"then {gib(2 * rank)} and the compilers' memory; this machine has "
+        f"host memory: {gib((spec.tensor_parallel + 1) * need.weights)} at least to shard the "
+        f"weights, then {gib(2 * need.weights)} and the compilers' memory; this machine has "
         f"{gib(device_of('cpu').memory)}"
     )
     say(f"building it in {directory}; the compiler may take minutes for each graph")
-    progress = BuildProgress(say)
-    build_artifact(spec, source, builder, directory, command=command, progress=progress)
+    build_artifact(spec, source, builder, directory, command=command, say=say)
     return directory
 
 

@@ -129,7 +129,6 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
 
     @model_validator(mode="after")
     def _can_be_built(self) -> Self:
-        """Check the flags, as far as this is possible without the model."""
         for size in self.tree_sizes or ():
             if size > self.max_tree_nodes:
                 raise InvalidRequest(
@@ -144,7 +143,6 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
         return self
 
     def _check_fused(self) -> None:
-        """Check the flags of the draft model."""
         if self.draft_model is None and self.model is not None:
             raise InvalidRequest(
                 f"--fused needs --draft_model: a draft for {self.model} with the same tokenizer"
@@ -204,7 +202,6 @@ class CompileCommand(CompileOptions):
 
     @model_validator(mode="after")
     def _says_what_to_do(self) -> Self:
-        """Check that the flags ask for a build, a plan, a push or a pull."""
         if self.target is None and self.push is None and self.pull is None:
             raise ValueError(
                 "--target is needed: cpu, trn1, inf2, trn2 or trn3 (--help shows examples)"

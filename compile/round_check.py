@@ -80,7 +80,6 @@ def round_agreements(model: RoundModel, manifest: Manifest) -> Iterator[Agreemen
 
 
 def _prompts(manifest: Manifest, count: int, seed: int) -> list[list[int]]:
-    """Return random prompts with an eighth of the sequence length."""
     shape = (count, max(1, manifest.sequence_length // 8))
     prompts: list[list[int]]
     prompts = np.random.default_rng(seed).integers(0, manifest.vocabulary, shape).tolist()
@@ -164,6 +163,5 @@ def _round_of(
 
 
 def _choice_at_root(model: RoundModel, answer: np.ndarray) -> int:
-    """Return the token that the target chose at the root of a round's tree."""
     tree, verdict = read_answer(blank_tree(model.shape), answer, model.shape.depth)
     return int(tree.tokens[verdict.path[0]]) if verdict.path else verdict.next_token

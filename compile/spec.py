@@ -24,7 +24,7 @@ MAX_LEVELS = 16
 class CompileSpec(CompiledTarget):
     """The spec of a target to build. Its compiler flags are added to the builder's own.
 
-    Raises InvalidRequest for inconsistent values.
+    Raises InvalidRequest for values that cannot be built.
     """
 
     dtype: str = "float32"
@@ -107,66 +107,34 @@ def check_target(target: str, tensor_parallel: int) -> None:
 
 
 def _check_buckets(spec: CompileSpec) -> None:
-    """Check that the graphs agree with the cache and support all calls within the limits."""
     names = [bucket.name for bucket in spec.graphs]
-    if len(set(names)) < len(names):
-        raise InvalidRequest(
-            f"graph {next(name for name in names if names.count(name) > 1)} is requested twice"
-        )
-    for bucket in spec.buckets:
-        if bucket.junk != spec.capacity:
-            raise InvalidRequest(
-                f"graph {bucket.name} writes padding to slot {bucket.junk}, this cache's junk slot "
-                f"is {spec.capacity}"
-            )
-        if bucket.rows > spec.rows:
-            raise InvalidRequest(
-                f"graph {bucket.name} has {bucket.rows} rows, more than --rows {spec.rows}"
-            )
-    trees = [bucket for bucket in spec.buckets if bucket.everywhere]
-    if not any(
+    assert len(set(names)) == len(names), "no graph is built twice"
+    for bucket in spec.graphs:
+        of_cache = bucket.junk == spec.capacity and bucket.rows <= spec.rows
+        assert of_cache, f"graph {bucket.name} is for the spec's cache"
+    assert any(
         bucket.rows >= spec.rows
         and bucket.nodes >= spec.max_tree_nodes
         and bucket.slots >= spec.capacity
-        for bucket in trees
-    ):
-        promised = f"{spec.rows} rows, {spec.max_tree_nodes} nodes and {spec.capacity} slots"
-        raise InvalidRequest(
-            f"no verify graph has {promised}, which --rows, --max_tree_nodes and --sequence_length "
-            "promise"
-        )
+        for bucket in spec.buckets
+        if bucket.everywhere
+    ), "a graph for trees supports every call within the limits"
 
 
 def _check_fused(spec: CompileSpec, fused: FusedPart) -> None:
-    """Check that the rounds agree with the cache and the target, and that there is one for every
-    supported session.
-    """
-    shape = fused.shape
+    """Check that the draft's tree fits the target's limits."""
+    shape, children = fused.shape, min(CANDIDATES, spec.vocabulary)
     if shape.nodes > spec.max_tree_nodes:
         raise InvalidRequest(
             f"a {shape} has {shape.nodes} nodes with its root: --max_tree_nodes "
             f"{spec.max_tree_nodes} is too small"
         )
-    if max(shape.branches) > min(CANDIDATES, spec.vocabulary):
+    if max(shape.branches) > children:
         raise InvalidRequest(
-            f"{max(shape.branches)} children of a node: at most {min(CANDIDATES, spec.vocabulary)} "
-            "can be drafted"
+            f"{max(shape.branches)} children of a node: at most {children} can be drafted"
         )
-    if 1 + shape.inner > max(bucket.nodes for bucket in fused.prefill):
-        raise InvalidRequest(
-            f"the draft's graphs for prompts take fewer than the {1 + shape.inner} nodes that it "
-            "looks at in a round"
-        )
-    for bucket in (*fused.prefill, *fused.rounds):
-        if bucket.junk != spec.capacity or bucket.rows > spec.rows:
-            raise InvalidRequest(
-                f"graph {bucket.name} is for another cache than {spec.rows} rows of "
-                f"{spec.capacity} slots"
-            )
-    if not any(
+    longest = max(bucket.nodes for bucket in fused.prefill)
+    assert longest > shape.inner, "the draft's graphs for prompts take what it reads in a round"
+    assert any(
         bucket.rows == spec.rows and bucket.slots >= spec.capacity for bucket in fused.rounds
-    ):
-        raise InvalidRequest(
-            f"no round has {spec.rows} rows and {spec.capacity} slots, which --rows and "
-            "--sequence_length promise"
-        )
+    ), "a round supports every session"

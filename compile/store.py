@@ -118,17 +118,17 @@ class DiskObjects:
 
 
 class S3Objects:
-    """A store at s3://BUCKET/PREFIX, with credentials and region from boto3. Every upload has
-    SHA-256 checksums, which S3 verifies.
+    """A store at s3://BUCKET/PREFIX, by default with credentials and region from boto3. Every
+    upload has SHA-256 checksums, which S3 verifies.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, aws: Aws | None = None) -> None:
         self._url, path = url, url.removeprefix("s3://").strip("/")
         self._bucket, _, prefix = path.partition("/")
         if not self._bucket:
             raise InvalidRequest(f"{url}: a store on S3 is s3://BUCKET or s3://BUCKET/PREFIX")
         self._prefix = f"{prefix}/" if prefix else ""
-        self._client = Aws().client("s3")
+        self._client = (aws or Aws()).client("s3")
 
     def has(self, name: str) -> bool:
         return self._found(
@@ -149,7 +149,6 @@ class S3Objects:
         return self._prefix + name
 
     def _found(self, call: Callable[[], object]) -> bool:
-        """Make a call about an object, and return whether the object exists."""
         with aws_refusals(self._url):
             try:
                 call()
@@ -161,7 +160,6 @@ class S3Objects:
 
 
 def _present(directory: Path, digest: str) -> Manifest:
-    """Return the manifest of the artefact in the directory, if it has this digest."""
     manifest = read_manifest(directory)
     if manifest.digest() != digest:
         raise InvalidRequest(

@@ -24,7 +24,7 @@ VERBS = {
     "prove": Verb("check losslessness and speed on a temporary instance", "deploy.commands.prove"),
     "status": Verb("a target's health and cost, its logs and tunnel", "deploy.commands.status"),
     "down": Verb("remove a target and all its resources", "deploy.commands.down"),
-    "prices": Verb("hourly prices of instances", "deploy.commands.prices"),
+    "prices": Verb("hourly prices of instances", "deploy.prices"),
 }
 
 _COMMAND = "outrider deploy"

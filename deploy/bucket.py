@@ -6,27 +6,34 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from compile.aws import Aws, aws_refusals, error_code
-from deploy.deployment import own_bucket
+from compile.store import S3Objects
 from inference.errors import InvalidRequest
 from inference.files.artifact import hash_file
 
+_SOURCE = Path(__file__).parents[1]
+_BLOCKED = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
 
-class HostBucket:
+
+def own_bucket(account: str, region: str) -> str:
+    """Return the name of the bucket that all targets of an account and region share."""
+    return f"outrider-{account}-{region}"
+
+
+class HostBucket(S3Objects):
     """A bucket of this account, which may not exist."""
 
     def __init__(self, aws: Aws, name: str) -> None:
-        self.name, self._region = name, aws.region
-        self._client, self._aws = aws.client("s3"), aws
+        super().__init__(f"s3://{name}", aws)
+        self.name, self._aws = name, aws
 
     @property
     def exists(self) -> bool:
         """Whether it exists. Raises InvalidRequest if it belongs to another account: names of
         buckets are global, and the default name can be guessed.
         """
-        is_ours = self.name == own_bucket(self._aws.account, self._region)
+        is_ours = self.name == own_bucket(self._aws.account, self._aws.region)
         owner = {"ExpectedBucketOwner": self._aws.account} if is_ours else {}
         with aws_refusals():
             try:
@@ -46,27 +53,14 @@ class HostBucket:
         """Create the bucket, without public access, unless it exists. S3 encrypts its objects."""
         if self.exists:
             return
-        where = {"LocationConstraint": self._region}
-        settings = {} if self._region == "us-east-1" else {"CreateBucketConfiguration": where}
+        where = {"CreateBucketConfiguration": {"LocationConstraint": self._aws.region}}
         with aws_refusals():
-            self._client.create_bucket(Bucket=self.name, **settings)
+            self._client.create_bucket(
+                Bucket=self.name, **({} if self._aws.region == "us-east-1" else where)
+            )
             self._client.put_public_access_block(
-                Bucket=self.name,
-                PublicAccessBlockConfiguration={
-                    "BlockPublicAcls": True,
-                    "IgnorePublicAcls": True,
-                    "BlockPublicPolicy": True,
-                    "RestrictPublicBuckets": True,
-                },
+                Bucket=self.name, PublicAccessBlockConfiguration=dict.fromkeys(_BLOCKED, True)
             )
-
-    def put(self, key: str, path: Path) -> str:
-        """Upload a file and return its URL, s3://BUCKET/KEY."""
-        with aws_refusals():
-            self._client.upload_file(
-                str(path), self.name, key, ExtraArgs={"ChecksumAlgorithm": "SHA256"}
-            )
-        return f"s3://{self.name}/{key}"
 
     def read(self, key: str) -> bytes | None:
         """Return the content of a small object; None if it does not exist."""
@@ -77,31 +71,38 @@ class HostBucket:
                 return None
         return content
 
-    def keys(self, prefix: str = "") -> list[str]:
-        """Return the keys of all objects with this prefix."""
-        return [row["Key"] for row in self._rows() if row["Key"].startswith(prefix)]
-
-    def sizes(self) -> list[int]:
-        """Return the sizes of all objects in bytes."""
-        return [row["Size"] for row in self._rows()]
+    def sizes(self, prefix: str = "") -> dict[str, int]:
+        """Return the sizes in bytes of all objects with this prefix, by key."""
+        rows = self._aws.rows("s3", "list_objects_v2", "Contents", Bucket=self.name, Prefix=prefix)
+        return {row["Key"]: row["Size"] for row in rows}
 
     def remove(self) -> None:
         """Delete the bucket with all its objects."""
-        keys = self.keys()
+        keys = list(self.sizes())
         with aws_refusals():
             for start in range(0, len(keys), 1000):
                 some = [{"Key": key} for key in keys[start : start + 1000]]
                 self._client.delete_objects(Bucket=self.name, Delete={"Objects": some})
             self._client.delete_bucket(Bucket=self.name)
 
-    def _rows(self) -> list[dict[str, Any]]:
-        return self._aws.rows("s3", "list_objects_v2", "Contents", Bucket=self.name)
+
+def put_wheel(bucket: HostBucket, file: str | None) -> tuple[str, str]:
+    """Upload Outrider's wheel under its digest, and return its URL and SHA-256. Raises
+    InvalidRequest for a file that is not a wheel.
+
+    file: the wheel; None to build one
+    """
+    with tempfile.TemporaryDirectory(prefix="outrider-") as directory:
+        wheel = _build_wheel(Path(directory)) if file is None else Path(file)
+        if wheel.suffix != ".whl" or not wheel.is_file():
+            raise InvalidRequest(f"--wheel {wheel}: a file NAME.whl is needed")
+        sha256 = hash_file(wheel)
+        key = f"wheels/{sha256[:16]}/{wheel.name}"
+        bucket.put(key, wheel)
+        return f"s3://{bucket.name}/{key}", sha256
 
 
-_SOURCE = Path(__file__).parents[1]
-
-
-def build_wheel(directory: Path) -> Path:
+def _build_wheel(directory: Path) -> Path:
     """Build a wheel of the checkout that contains this file. Raises InvalidRequest if it is not a
     checkout, or if pip fails.
     """
@@ -121,17 +122,3 @@ def build_wheel(directory: Path) -> Path:
             f"pip could not build Outrider's wheel ({reason}): name one by --wheel"
         )
     return wheels[0]
-
-
-def put_wheel(bucket: HostBucket, file: str | None) -> tuple[str, str]:
-    """Upload Outrider's wheel under its digest, and return its URL and SHA-256. Raises
-    InvalidRequest for a file that is not a wheel.
-
-    file: the wheel; None to build one
-    """
-    with tempfile.TemporaryDirectory(prefix="outrider-") as directory:
-        wheel = build_wheel(Path(directory)) if file is None else Path(file)
-        if wheel.suffix != ".whl" or not wheel.is_file():
-            raise InvalidRequest(f"--wheel {wheel}: a file NAME.whl is needed")
-        sha256 = hash_file(wheel)
-        return bucket.put(f"wheels/{sha256[:16]}/{wheel.name}", wheel), sha256

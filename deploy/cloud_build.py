@@ -11,15 +11,14 @@ from typing import Any
 
 from compile.aws import Aws
 from compile.compile_options import CompileOptions, InstanceOptions
-from compile.plan.device import GIB, device_of
-from compile.plan.memory import build_memory
+from compile.plan.memory import GIB, build_memory, device_of
 from compile.request import find_checkpoint, make_request, names_layers
 from compile.store import open_store, pull
-from deploy.deployment import own_bucket
+from deploy.bucket import own_bucket
+from deploy.ec2 import host_size
 from deploy.host.user_data import ARTEFACT
-from deploy.instance.kind import NEURON_IMAGE, NEURON_VENV, check_image
-from deploy.instance.places import host_size
-from deploy.job import HostJob, job_host, prepare, run_job
+from deploy.instance import NEURON_IMAGE, NEURON_VENV, check_image
+from deploy.job import HostJob, job_host, prepare
 from inference.command import say
 from inference.errors import InvalidRequest
 from inference.flags.group import flags_of
@@ -39,10 +38,10 @@ def build_on(options: CompileOptions) -> int:
     check(options)
     aws = Aws(options.where.region)
     job, store = plan(aws, options)
-    start = prepare(aws, job, dry_run=options.dry_run, confirmed=True)
-    if start is None:
+    run = prepare(aws, job, dry_run=options.dry_run, confirmed=True)
+    if run is None:
         return 0
-    digest = run_job(aws, job, start)
+    digest = run()
     print(f"built and pushed: {store}, digest {digest}")
     print(f"serve it: {up_command(options, store, digest)}")
     if options.out is not None:
@@ -121,7 +120,6 @@ def plan(aws: Aws, options: CompileOptions) -> tuple[HostJob, str]:
 
 
 def _memory(aws: Aws, options: CompileOptions) -> int:
-    """Return the bytes of memory for the build. Raises InvalidRequest if the instance has less."""
     checkpoint = find_checkpoint(options.replace(dry_run=True))
     need = build_memory(checkpoint.config, make_request(options, checkpoint).spec)
     on = options.where.on or ""

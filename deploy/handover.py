@@ -10,58 +10,63 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from compile.aws import Aws, aws_refusals
-from deploy.deployment import hub_token_parameter, secret_parameters
 from grpc_comm.certificate import make_certificate
-from grpc_comm.keys_file import make_key
+from grpc_comm.client.named_targets import NamedTarget
+from grpc_comm.keys import make_key
 from inference.errors import InvalidRequest
 from inference.files.writing import replacing
 
 
-class Credentials(NamedTuple):
-    """The client's credentials: the certificate of the authority that it trusts, and its token."""
+def secret_parameters(target: str) -> tuple[str, str, str]:
+    """Return the SSM parameters for a target's certificate, its key and its keys file."""
+    certificate, key, keys = (
+        f"/outrider/{target}/{name}" for name in ("certificate", "key", "keys")
+    )
+    return certificate, key, keys
 
-    ca: bytes
-    token: bytes
+
+def hub_token_parameter(target: str) -> str:
+    """Return the SSM parameter for the Hugging Face token, used if a host's model needs one."""
+    return f"/outrider/{target}/hub_token"
 
 
-class Handover:
-    """The credentials for a host, in a directory that only its owner can read. The directory is
-    kept until the host has the credentials, so an interrupted `up` continues with the same ones.
+def hand_over(aws: Aws, target: NamedTarget, hosts: Sequence[str]) -> None:
+    """Pass the host its secrets, and store the target with the client's own on this machine.
+
+    An interrupted handover continues with the same secrets, since the host may have read some.
+
+    hosts: names and addresses for the certificate
     """
+    directory = target.directory / "handover"
+    _make_secrets(directory, target.name, hosts)
+    files = ("cert.pem", "key.pem", "keys.json")
+    for name, file in zip(secret_parameters(target.name), files, strict=True):
+        _put(aws, name, (directory / file).read_text(encoding="utf-8"))
+    target.write()
+    for file in ("ca.pem", "token"):
+        target.write_secret(file, (directory / file).read_bytes())
+    shutil.rmtree(directory, ignore_errors=True)
 
-    def __init__(self, target: str, directory: Path) -> None:
-        self._target, self._directory = target, directory
 
-    def begin(self, hosts: Sequence[str]) -> Credentials:
-        """Make credentials for these host names and addresses, unless they exist already."""
-        token = self._directory / "token"
-        try:
-            if not token.is_file():  # the token is written last
-                shutil.rmtree(self._directory, ignore_errors=True)
-                self._directory.mkdir(parents=True, mode=0o700)
-                make_certificate(self._directory, list(hosts))
-                key = make_key(self._directory / "keys.json", self._target)
-                with replacing(token) as partial:
-                    partial.chmod(0o600)
-                    partial.write_text(key + "\n", encoding="utf-8")
-            return Credentials((self._directory / "ca.pem").read_bytes(), token.read_bytes())
-        except OSError as error:
-            raise InvalidRequest(
-                f"{self._directory}: cannot be written ({error.strerror})"
-            ) from error
-
-    def put(self, aws: Aws) -> None:
-        """Upload the host's secrets to the parameters that the host reads."""
-        files = ("cert.pem", "key.pem", "keys.json")
-        for name, file in zip(secret_parameters(self._target), files, strict=True):
-            _put(aws, name, (self._directory / file).read_text(encoding="utf-8"))
-
-    def end(self) -> None:
-        """Delete the local copy of the credentials."""
-        shutil.rmtree(self._directory, ignore_errors=True)
+def _make_secrets(directory: Path, target: str, hosts: Sequence[str]) -> None:
+    """Make a certificate and a key in a directory that only its owner can read, unless they exist.
+    The token is written last.
+    """
+    token = directory / "token"
+    if token.is_file():
+        return
+    try:
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True, mode=0o700)
+        make_certificate(directory, list(hosts))
+        key = make_key(directory / "keys.json", target)
+        with replacing(token) as partial:
+            partial.chmod(0o600)
+            partial.write_text(key + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"{directory}: cannot be written ({error.strerror})") from error
 
 
 def put_hub_token(aws: Aws, target: str) -> None:
@@ -78,18 +83,16 @@ def _put(aws: Aws, name: str, secret: str) -> None:
         )
 
 
-def _all_parameters(target: str) -> list[str]:
-    return [*secret_parameters(target), hub_token_parameter(target)]
-
-
 def secrets_waiting(aws: Aws, target: str) -> list[str]:
     """Return the names of the parameters with secrets that the host has not read yet."""
+    names = [*secret_parameters(target), hub_token_parameter(target)]
     with aws_refusals():
-        reply = aws.client("ssm").get_parameters(Names=_all_parameters(target))
+        reply = aws.client("ssm").get_parameters(Names=names)
     return sorted(row["Name"] for row in reply["Parameters"])
 
 
 def withdraw_secrets(aws: Aws, target: str) -> None:
     """Delete the parameters that still exist."""
+    names = [*secret_parameters(target), hub_token_parameter(target)]
     with aws_refusals():
-        aws.client("ssm").delete_parameters(Names=_all_parameters(target))
+        aws.client("ssm").delete_parameters(Names=names)

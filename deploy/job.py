@@ -10,29 +10,23 @@ from __future__ import annotations
 
 import json
 import secrets
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import NamedTuple
 
 from compile.aws import Aws
 from compile.compile_options import JobOptions
 from deploy.bucket import HostBucket, put_wheel
-from deploy.deployment import Host, hub_token_parameter
-from deploy.handover import put_hub_token, withdraw_secrets
+from deploy.ec2 import describe_instance, living_instance, with_image
+from deploy.handover import hub_token_parameter, put_hub_token, withdraw_secrets
 from deploy.host.user_data import JobSettings, job_script
-from deploy.instance.kind import InstanceKind
-from deploy.instance.places import SubnetInZone, with_image
-from deploy.instance.price import cost_so_far
-from deploy.instance.running import describe_instance, living_instance
-from deploy.launch import Launch
-from deploy.plan import ask_account, cost_rows, find_price, host_rows, plan_text
-from deploy.stack import StackState, TargetStack
-from deploy.waiting import Wait
+from deploy.instance import Host, InstanceKind
+from deploy.plan import ask, ask_aws, plan_text
+from deploy.prices import cost_so_far
+from deploy.stack import StackState, TargetStack, Wait, start_stack
 from inference.command import say
-from inference.errors import InvalidRequest, OutriderError, Unavailable
+from inference.errors import OutriderError, Unavailable
 
 POLL_SECONDS = 5.0
 
@@ -62,7 +56,7 @@ class HostJob:
     def results(self, aws: Aws) -> dict[str, bytes]:
         """Return the result files of the commands, by relative path."""
         prefix, bucket = f"{self.reports}/results/", HostBucket(aws, self.bucket)
-        names = [key.removeprefix(prefix) for key in bucket.keys(prefix)]
+        names = [key.removeprefix(prefix) for key in bucket.sizes(prefix)]
         inside = [name for name in names if name and not {"/", ".."} & {*PurePosixPath(name).parts}]
         return {name: bucket.read(prefix + name) or b"" for name in inside}
 
@@ -78,42 +72,36 @@ def job_host(
 ) -> Host:
     """Return the host of a job on this instance type, which may write to the account's bucket.
 
-    image, disk_gib: used instead of the defaults of the instance's kind; options take precedence
+    image, disk_gib: defaults in place of those of the instance's kind
     """
+    kind = InstanceKind(instance)
     host = Host(
         f"{what}-{secrets.token_hex(4)}",
         aws.region,
-        InstanceKind(instance),
+        kind,
         "spot" if options.spot else "on-demand",
-        options.image or image,
-        disk_gib,
+        options.image or image or kind.image,
+        disk_gib or kind.disk_gib,
         options.lifetime_hours,
         {"Purpose": "build"},
     )
     return with_image(aws, host)
 
 
-class Start(NamedTuple):
-    """Subnets in zones that offer a job's instance type, and the instance's user data."""
-
-    places: Sequence[SubnetInZone]
-    user_data: str
-
-
-def prepare(aws: Aws, job: HostJob, *, dry_run: bool, confirmed: bool) -> Start | None:
+def prepare(aws: Aws, job: HostJob, *, dry_run: bool, confirmed: bool) -> Callable[[], str] | None:
     """Print the plan, ask for confirmation if needed, and upload the files for the instance.
-    Returns None if nothing is to be started.
+
+    Returns a function that runs the job, or None if nothing is to be started. It returns the digest
+    of the artefact, empty if none was built, and raises Unavailable if the job failed.
     """
-    host = job.host
-    account = ask_account(aws, host)
+    host, offer = job.host, ask_aws(aws, job.host)
     rows = {
-        **host_rows(host, account),
+        **offer.rows(),
         "runs": "; ".join(f"python -m {' '.join(words)}" for words in job.commands),
         "hub": "your token: a SecureString, deleted when read" if job.needs_token else "",
         **job.notes,
         "stack": f"{host.stack}: removed after the {job.what}, even if it fails",
         "ends": f"by itself within {host.lifetime_hours:g} h (--lifetime_hours)",
-        **cost_rows(host, find_price(host)),
     }
     print(plan_text(rows), flush=True)
     if dry_run or not (confirmed or ask()):
@@ -121,43 +109,31 @@ def prepare(aws: Aws, job: HostJob, *, dry_run: bool, confirmed: bool) -> Start 
     bucket = HostBucket(aws, job.bucket)
     bucket.make()
     url, sha256 = put_wheel(bucket, job.wheel)
-    settings = JobSettings(
-        region=aws.region,
-        wheel=url,
-        wheel_sha256=sha256,
-        commands=job.commands,
-        reports=f"s3://{job.bucket}/{job.reports}",
-        hub_token=hub_token_parameter(host.name) if job.needs_token else None,
-        venv=job.venv,
-        lifetime_hours=host.lifetime_hours,
-    )
-    return Start(account.places, job_script(settings))
-
-
-def run_job(aws: Aws, job: HostJob, start: Start) -> str:
-    """Start the instance, wait until its commands have ended, and remove it. Returns the digest of
-    the artefact; empty if none was built. Raises Unavailable if the job failed.
-    """
-    try:
-        if job.needs_token:
-            put_hub_token(aws, job.host.name)
-        state = Launch(aws, job.host).start(start.places, start.user_data, job.bucket)
-        return _wait(aws, job, state)
-    finally:
-        _remove(aws, job)
-
-
-def ask() -> bool:
-    """Ask whether to start and pay. Raises InvalidRequest if stdin is not a terminal."""
-    if not sys.stdin.isatty():
-        raise InvalidRequest(
-            "nothing was started: cannot ask, stdin is not a terminal; --yes starts"
+    script = job_script(
+        JobSettings(
+            region=aws.region,
+            wheel=url,
+            wheel_sha256=sha256,
+            commands=job.commands,
+            reports=f"s3://{job.bucket}/{job.reports}",
+            hub_token=hub_token_parameter(host.name) if job.needs_token else None,
+            venv=job.venv,
+            lifetime_hours=host.lifetime_hours,
         )
-    return input("start this? [y/N] ").strip().lower() in ("y", "yes")
+    )
+
+    def run() -> str:
+        try:
+            if job.needs_token:
+                put_hub_token(aws, host.name)
+            return _wait(aws, job, start_stack(aws, host, offer.places, script, job.bucket))
+        finally:
+            _remove(aws, job)
+
+    return run
 
 
 def _remove(aws: Aws, job: HostJob) -> None:
-    """Remove the job's stack and secrets, and print the cost of the instance."""
     stack = TargetStack(aws, job.host.stack)
     try:
         state = stack.state()

@@ -1,19 +1,8 @@
-"""Errors, in the user's terms.
-
-OutriderError
-├── InvalidRequest      the request itself is wrong; retrying does not help
-│   └── LimitExceeded   the request exceeds a limit of this model, artefact or server
-├── Mismatch            two sides that must agree do not (tokenizers, models, positions)
-├── UnsupportedModel    a checkpoint that would be computed wrongly; the message names the field
-│   └── UnknownArchitecture  our own decoder does not support the model; a library may
-├── BadArtifact         a compiled artefact that is incomplete, changed, or made for something else
-├── MissingExtra        an optional package is needed, with its install line
-└── Unavailable         the other side cannot be reached, or disconnected
-    ├── Busy            the other side is full: retrying later helps
-    └── Gone            the other side no longer has this session: open it again to continue
-"""
+"""Errors, in the user's terms, and the check for optional packages (extras) before work begins."""
 
 from __future__ import annotations
+
+from importlib.util import find_spec
 
 
 class OutriderError(Exception):
@@ -21,7 +10,7 @@ class OutriderError(Exception):
 
 
 class InvalidRequest(OutriderError, ValueError):
-    """The request itself is wrong."""
+    """The request itself is wrong: retrying does not help."""
 
 
 class LimitExceeded(InvalidRequest):
@@ -29,7 +18,7 @@ class LimitExceeded(InvalidRequest):
 
 
 class Mismatch(OutriderError):
-    """Two sides that must agree do not."""
+    """Two sides that must agree do not: tokenizers, models, positions."""
 
 
 class UnsupportedModel(OutriderError):
@@ -65,3 +54,36 @@ class Gone(Unavailable):
 
     To continue the output, open a new session with all tokens so far as its prompt.
     """
+
+
+PACKAGES = {
+    "torch": "torch",
+    "gguf": "llama_cpp",
+    "aws": "boto3",
+    "plots": "matplotlib",
+    "ray": "ray",
+    "xml": "defusedxml",
+}
+"""Extra -> the package whose presence shows that the extra is installed."""
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported. The package is not imported."""
+    return find_spec(package) is not None
+
+
+def install(extra: str) -> str:
+    """Return the command that installs an extra from a checkout (no package index has Outrider)."""
+    return f"pip install '.[{extra}]'"
+
+
+def require(extra: str, what: str, package: str | None = None, *, otherwise: str = "") -> None:
+    """Raise MissingExtra, with the install line, unless an extra is installed.
+
+    what: the feature that needs the extra
+    package: the package to check instead of the one in PACKAGES
+    otherwise: text to append to the error
+    """
+    name = package or PACKAGES[extra]
+    if not is_installed(name):
+        raise MissingExtra(f"{what} needs {name}: {install(extra)}{otherwise}")

@@ -18,8 +18,15 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 
 from inference.errors import InvalidRequest
-from inference.files.json_file import GREATEST, read_json
-from inference.files.records import Count, Line, Positive, Record, read_record
+from inference.files.json_file import (
+    GREATEST,
+    Count,
+    Line,
+    Positive,
+    Record,
+    read_json,
+    read_record,
+)
 from inference.files.writing import write_whole
 from inference.times import Shape, Table, Times
 

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from outrider.api import Engine
     from outrider.keywords import ConnectKeywords, ServeKeywords
     from outrider.target.target import RunningTarget
+    from outrider.text.call_reader import ToolCall
     from outrider.text.completion import Completion
     from outrider.text.parameters import Parameters
     from outrider.text.pieces import Piece
     from outrider.text.runner import CompletionStream
-    from outrider.text.tools.call_reader import ToolCall
 
 __all__ = [
     "BadArtifact",
@@ -66,7 +66,7 @@ __version__ = outrider_version()
 
 _HOMES = {
     "Completion": "outrider.text.completion",
-    "ToolCall": "outrider.text.tools.call_reader",
+    "ToolCall": "outrider.text.call_reader",
     "Piece": "outrider.text.pieces",
     "Engine": "outrider.api",
     "RunningTarget": "outrider.target.target",

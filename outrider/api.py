@@ -17,7 +17,7 @@ from outrider.text.completion import Completion, Request, silent
 from outrider.text.parameters import Parameters
 from outrider.text.prompts import Prompt, make_request
 from outrider.text.runner import CompletionStream, TextRun
-from outrider.text.tools.tool_calls import Message
+from outrider.text.tool_calls import Message
 
 
 class Engine:

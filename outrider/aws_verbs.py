@@ -10,7 +10,7 @@ from compile.compile_options import parse
 from deploy.__main__ import VERBS, Verb
 from deploy.__main__ import main as run_verb
 from inference.command import run_command
-from inference.extras import require
+from inference.errors import require
 
 _RAY = Verb("serve from several replicas behind one address", "outrider.target.ray_fleet")
 

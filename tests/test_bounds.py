@@ -13,12 +13,11 @@ from inference.text import grammar, grammar_check
 from inference.text.grammar import Grammars
 from inference.times import REMEMBERED, Times
 from inference.tree.candidates import REMEMBERED_NUMBERS, CandidateTree
-from outrider.endpoint import grammar_turns
-from outrider.endpoint.grammar_turns import GrammarTurns
-from outrider.text.tools import call_reader
-from outrider.text.tools.call_reader import CallReader
-from outrider.text.tools.tool_calls import TAGGED
-from tests.support.memory import reachable
+from outrider.endpoint.text_runner import MAX_CHECKED, GrammarTurns
+from outrider.text import call_reader
+from outrider.text.call_reader import CallReader
+from outrider.text.tool_calls import TAGGED
+from tests.simulate.memory import reachable
 from tests.support.pairs import STOP, VOCABULARY, tokenizer
 
 Filled = Callable[[int], object]
@@ -45,7 +44,8 @@ def grammars_of_callers(count: int) -> object:
     async def fill() -> GrammarTurns:
         turns = GrammarTurns()
         for number in range(count):
-            (await turns.begin("alice", Grammar(GrammarKind.REGEX, f"x{number:05}")))(True)
+            async with turns.turn("alice", Grammar(GrammarKind.REGEX, f"x{number:05}")) as end:
+                end()
         return turns
 
     return asyncio.run(fill())
@@ -73,7 +73,7 @@ def unfinished_call(count: int) -> object:
 BOUNDED: dict[str, tuple[Filled, int]] = {
     "former candidates": (committed_candidates, REMEMBERED_NUMBERS),
     "checked grammars": (checked_grammars, grammar.MAX_CHECKED),
-    "grammars known at an endpoint": (grammars_of_callers, grammar_turns.MAX_CHECKED),
+    "grammars known at an endpoint": (grammars_of_callers, MAX_CHECKED),
     "letters of a call without an end": (unfinished_call, call_reader.MAX_BUFFERED),
     "shapes": (measured_shapes, REMEMBERED // 2),
 }

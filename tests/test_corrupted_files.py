@@ -29,7 +29,7 @@ from inference.files.artifact import (
 from inference.files.json_file import read_json
 from inference.model.checkpoints.config import parse_config, read_config
 from inference.model.checkpoints.weight_files import weight_files
-from inference.planner.acceptance_file import SHIPPED, read_acceptance
+from inference.planner.acceptance import SHIPPED, read_acceptance
 from inference.text.tokenizer import Tokenizer
 from inference.times_file import PROFILES, StoredTimes, find_profile
 from inference.tree.tree_shape import Branches

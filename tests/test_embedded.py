@@ -12,7 +12,7 @@ import pytest
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.server.server import BackgroundServer, Target
 from inference.backends.eager import EagerModel
-from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import Draft
 from inference.drafters.round_proposer import BestFirst, Chain, RoundProposer
 from inference.loop.draft_thread import inline
 from inference.loop.draft_tuning import TUNING
@@ -26,9 +26,9 @@ from outrider.models.directories import EMBEDDED
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_target
 from outrider.text.completion import Completion, Request, complete, silent
-from tests.support.drafts import knowledge
 from tests.support.equality import NearTies, assert_same_text
 from tests.support.models import loaded
+from tests.support.pairs import knowledge
 
 SAMPLINGS = [
     SamplingParams(),

@@ -33,12 +33,12 @@ PURE = (
     "planner/*",
     "text/*",
     "tree/*",
-    "backends/slots",
+    "backends/sequence",
 )
 IMPURE = {
     "cost/energy",
     "files/artifact",
-    "files/records",
+    "files/json_file",
     "text/chat_template",
     "text/grammar",
     "text/grammar_check",
@@ -53,6 +53,8 @@ HOMES = {
     "defusedxml": ("outrider/measure/verbs/autodraft.py",),
     "llguidance": ("inference/text/grammar.py", "inference/text/grammar_check.py"),
 }
+BY_NAME = {"torch_neuronx", "neuronx_distributed", "libneuronxla", "neuronxcc", "torch_xla"}
+"""AWS's packages, which are imported by name when they are needed."""
 
 
 @pytest.mark.parametrize("room", ALLOWED)
@@ -82,13 +84,18 @@ def test_a_heavy_library_is_imported_at_home_only(library: str) -> None:
     assert all(path.startswith(HOMES[library]) for path in importing), importing
 
 
+def test_awss_packages_are_imported_by_name_alone() -> None:
+    imported = {library for module in modules(*ALLOWED) for library in module.libraries()}
+    assert not imported & (BY_NAME | {"transformers_neuronx"})
+
+
 MODELS = {"torch", "transformers", "safetensors", "llama_cpp"}
 """What a machine without models lacks."""
 
 LIGHT = {
     "outrider.cli": {"torch", "transformers", "grpc", "numpy"},
     "compile.__main__ compile.compile_options": {"torch", "transformers", "numpy", "boto3"},
-    "deploy.__main__ deploy.instance.price": {"torch", "numpy", "boto3"},
+    "deploy.__main__ deploy.prices": {"torch", "numpy", "boto3"},
     "deploy.commands.status deploy.commands.up deploy.plan": MODELS | {"boto3"},
     "grpc_comm.client.connection inference.loop.decode inference.drafters.round_proposer "
     "outrider.client.client outrider.client.drafting outrider.draft_methods.model "

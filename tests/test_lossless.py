@@ -20,12 +20,21 @@ from inference.model.decoder import Decoder
 from inference.order import Decode, End, Pace
 from inference.proposer import MODEL, NOBODY, Proposer
 from inference.sampling import SamplingParams
-from tests.support import drafts
+from tests.support import pairs
 from tests.support.clock import Clock
-from tests.support.drafts import copying, growing, growing_and_copying, rounds
 from tests.support.equality import NearTies, assert_same_text, full_logits
-from tests.support.noise_oracle import oracle as threefry
-from tests.support.pairs import VOCABULARY, decoder, engine, perturbed, prompt_of
+from tests.support.oracles import threefry
+from tests.support.pairs import (
+    VOCABULARY,
+    copying,
+    decoder,
+    engine,
+    growing,
+    growing_and_copying,
+    perturbed,
+    prompt_of,
+    rounds,
+)
 
 SAMPLINGS = [
     SamplingParams(),
@@ -71,7 +80,7 @@ def steps_of(
 
 def alone(served: Engine, prompt: Sequence[int], params: SamplingParams, tokens: int) -> list[int]:
     """The target's own text."""
-    return drafts.alone(LocalSession(served), prompt, params, tokens)
+    return pairs.alone(LocalSession(served), prompt, params, tokens)
 
 
 def speculated(

@@ -18,26 +18,24 @@ from inference.order import Decode, Pace
 from inference.proposer import Proposer
 from inference.sampling import Grammar, GrammarKind, SamplingParams
 from inference.text.grammar import Grammars
-from tests.support.drafts import (
-    alone,
-    copying,
-    growing,
-    growing_and_copying,
-    rounds,
-    text_of,
-)
 from tests.support.equality import NearTies, assert_same_text, full_logits
+from tests.support.oracles import RuleOracle
 from tests.support.pairs import (
     STOP,
     VOCABULARY,
+    alone,
+    copying,
     decoder,
     engine,
     grammars,
+    growing,
+    growing_and_copying,
     perturbed,
     prompt_of,
+    rounds,
+    text_of,
     tokenizer,
 )
-from tests.support.rule_oracle import RuleOracle
 
 SCHEMA = {
     "type": "array",

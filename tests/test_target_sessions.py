@@ -16,8 +16,8 @@ from inference.order import Decode, Pace, TokenLogProb
 from inference.proposer import MODEL, NOBODY
 from inference.sampling import Grammar, GrammarKind, SamplingParams
 from tests.support import pairs
-from tests.support.drafts import proposers_of, text_of
 from tests.support.exact import running
+from tests.support.pairs import proposers_of, text_of
 from tests.support.wire_fixtures import (
     VOCABULARY,
     candidates,

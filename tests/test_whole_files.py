@@ -13,7 +13,7 @@ from compile.store import DiskObjects, pull, push
 from inference.command import FAILED, run_command
 from inference.files.artifact import read_manifest, write_manifest
 from inference.files.writing import replacing, write_whole
-from inference.planner.acceptance_file import read_acceptance, write_acceptance
+from inference.planner.acceptance import read_acceptance, write_acceptance
 from inference.times_file import StoredTimes
 from tests.support.artifacts import build
 

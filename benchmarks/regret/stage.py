@@ -12,10 +12,9 @@ from typing import NamedTuple
 from benchmarks.regret.clock import VirtualClock
 from benchmarks.regret.virtual import Link, MeteredModel, VirtualServer, VirtualSession
 from inference.backends import Model
-from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import Draft
 from inference.engine.engine import Engine
-from inference.planner.acceptance import PairStats
-from inference.planner.acceptance_file import read_acceptance
+from inference.planner.acceptance import PairStats, read_acceptance
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.times import Table, Times

@@ -17,17 +17,16 @@ from google.protobuf.message import Message
 
 from benchmarks.regret.clock import Signal, VirtualClock
 from grpc_comm import messages
-from grpc_comm.client.wire_session import ACKNOWLEDGED_AT_ONCE
+from grpc_comm.client.call import ACKNOWLEDGED_AT_ONCE
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.backends import Chosen, Model, Ranked, Segment
 from inference.backends.batch import BatchShape
 from inference.engine.engine import Engine
 from inference.engine.sessions.session import Session
-from inference.loop.stats import Traffic
-from inference.loop.text_copy import TextCopy
 from inference.order import Decode, End, Progress, TokenLogProb
 from inference.proposer import FRAMING_BYTES, Nodes
 from inference.sampling import SamplingParams
+from inference.text_log import TextCopy, Traffic
 from inference.times_file import Profile
 from inference.tree.candidates import ProposalStream
 

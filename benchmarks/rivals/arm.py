@@ -10,8 +10,8 @@ from threading import Event
 
 from inference.cost.billing import Billing
 from inference.errors import InvalidRequest, Unavailable
-from inference.loop.stats import Traffic
 from inference.text.tokenizer import Tokenizer
+from inference.text_log import Traffic
 from outrider.measure.arms import Arm
 from outrider.text.completion import Completion, Request, new_completion
 

@@ -33,8 +33,14 @@ from inference.drafters.round_proposer import edge_values
 from inference.errors import InvalidRequest
 from inference.files.json_file import Json
 from inference.flags.group import Metavar, Multiple
-from inference.planner.acceptance import KINDS, RANKS, VERSION, AcceptanceModel
-from inference.planner.acceptance_file import read_acceptance, read_model
+from inference.planner.acceptance import (
+    KINDS,
+    RANKS,
+    VERSION,
+    AcceptanceModel,
+    read_acceptance,
+    read_model,
+)
 from inference.planner.child_features import RANK_FEATURES, FloatArray, rank_features
 
 Texts = Sequence[Agreement]

@@ -15,8 +15,7 @@ from benchmarks.training.logistic import WORTH, fit_weights
 from inference.drafters.copied_text import SuffixAutomaton
 from inference.errors import InvalidRequest
 from inference.files.json_file import Json
-from inference.planner.acceptance import AcceptanceModel
-from inference.planner.acceptance_file import read_acceptance, read_model
+from inference.planner.acceptance import AcceptanceModel, read_acceptance, read_model
 from inference.planner.child_features import (
     FloatArray,
     copy_features,

@@ -29,12 +29,11 @@ from benchmarks.training.corpus import TrainingFlags, prepared, read_texts
 from benchmarks.training.trainer import Trainer, batches, token_stream
 from inference.flags.group import Metavar
 from inference.flags.values import Natural, comma_separated
-from inference.model.attention import Sight
 from inference.model.cache import KeysValues
 from inference.model.checkpoints.config import ModelConfig, read_config
 from inference.model.decoder import Decoder
 from inference.model.eagle_head import EagleHead, HeadConfig
-from inference.model.layers import Past, RMSNorm
+from inference.model.layers import Past, RMSNorm, Sight
 from outrider.models.directories import EMBEDDED
 
 MOST_POSITIONS, LENGTH = 1024, 128

@@ -11,18 +11,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import os
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from rich.console import Console
+from rich.progress import Progress, TaskID, TimeElapsedColumn
 
-from compile.build.progress import JOINT, WEIGHTS, BuildProgress
 from compile.round_check import check_rounds
 from compile.spec import CompileSpec
 from inference.errors import BadArtifact, InvalidRequest
@@ -35,8 +40,7 @@ from inference.files.artifact import (
     read_manifest,
     write_manifest,
 )
-from inference.files.json_file import read_json
-from inference.files.records import Record, Text, read_record
+from inference.files.json_file import Record, Text, read_json, read_record
 from inference.files.writing import locked, write_whole
 from inference.model.checkpoints.checkpoint import DTYPES, load_decoder
 from inference.model.checkpoints.config import read_config_for_graphs, read_raw_config
@@ -45,7 +49,11 @@ from inference.model.decoder import Decoder
 from inference.text.tokenizer import Tokenizer
 from inference.text.tokenizer_settings import TEMPLATES
 
+Say = Callable[[str], None]
 STATE = ".build"
+WEIGHTS, JOINT = "weights", "joint"
+"""The stages other than graphs: files for all graphs, and what is built from all graphs."""
+_TALKATIVE = ("torch", "absl", "jax", "Neuron", "neuronx_distributed", "libneuronxla")
 _COPIED = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 
 
@@ -127,16 +135,25 @@ def build_artifact(
     directory: Path,
     *,
     command: str,
-    progress: BuildProgress,
+    say: Say,
+    live: bool = False,
 ) -> Manifest:
     """Build what is missing. A complete artefact stays unchanged. Raises InvalidRequest with the
     process id while another process builds in the directory.
+
+    say: prints a line when a stage starts and when it has finished
+    live: whether to show a bar on the terminal instead of the lines of starts
     """
     _make_room(directory)
     tools = builder.made_with()
-    names = [bucket.name for bucket in spec.graphs]
-    progress.plan([WEIGHTS, *names, JOINT])
-    stages = Stages(directory, _base_key(spec, source, tools), progress)
+    columns, console = (*Progress.get_default_columns(), TimeElapsedColumn()), Console(stderr=True)
+    bar = Progress(*columns, console=console, transient=True, disable=not live)
+    if live:
+        say = partial(console.print, highlight=False, markup=False)
+    names = [WEIGHTS, *(bucket.name for bucket in spec.graphs), JOINT]
+    labels = {name: f"[{index}/{len(names)}] {name}" for index, name in enumerate(names, 1)}
+    task = bar.add_task("planning", total=len(names))
+    stages = Stages(directory, _base_key(spec, source, tools), labels, say, bar, task)
     present = [name for name in _COPIED if (source.directory / name).is_file()]
     templates = (source.directory / TEMPLATES).glob("*.jinja")
     present += sorted(f"{TEMPLATES}/{path.name}" for path in templates)
@@ -147,12 +164,12 @@ def build_artifact(
             shutil.copyfile(source.directory / name, directory / name)
         return [*present, *builder.prepare(directory)]
 
-    with locked(directory):
+    with bar, locked(directory):
         files = stages.run(WEIGHTS, {"copied": hash_files(source.directory, present)}, prepare)
         for graph_files in _build_graphs(spec.graphs, builder, stages):
             files |= graph_files
         files |= stages.run(JOINT, {"files": files}, lambda: builder.finish(directory, spec.graphs))
-        return _finish(directory, make_manifest(spec, source, tools, files, command), progress)
+        return _finish(directory, make_manifest(spec, source, tools, files, command), say)
 
 
 def _build_graphs(
@@ -190,7 +207,10 @@ class Stages:
 
     directory: Path
     base: str  # hash of the inputs of all stages
-    progress: BuildProgress
+    labels: Mapping[str, str]  # of all stages, by name
+    say: Say
+    bar: Progress
+    task: TaskID
 
     def run(
         self, name: str, made_from: Mapping[str, Any], make: Callable[[], Iterable[str]]
@@ -200,9 +220,10 @@ class Stages:
         path = self.directory / STATE / f"{name}.json"
         files = _finished(self.directory, path, key)
         if files is not None:
-            self.progress.skip(name)
-            return files
-        self.progress.start(name)
+            return self._end(name, "already built", files)
+        self.bar.update(self.task, description=name)
+        if self.bar.disable:
+            self.say(f"{self.labels[name]} ...")
         if path.is_file() or name == WEIGHTS:  # the manifest does not cover a new graph
             (self.directory / MANIFEST).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
@@ -211,7 +232,11 @@ class Stages:
         seconds = time.perf_counter() - start
         write_whole(path, json.dumps(asdict(Stage(key, files))) + "\n")
         size = sum((self.directory / file).stat().st_size for file in files)
-        self.progress.finish(name, seconds, size)
+        return self._end(name, f"{seconds:.1f} s, {size / 1e6:.2f} MB", files)
+
+    def _end(self, name: str, result: str, files: dict[str, str]) -> dict[str, str]:
+        self.say(f"{self.labels[name]}: {result}")
+        self.bar.advance(self.task)
         return files
 
 
@@ -288,7 +313,7 @@ def make_manifest(
     )
 
 
-def _finish(directory: Path, manifest: Manifest, progress: BuildProgress) -> Manifest:
+def _finish(directory: Path, manifest: Manifest, say: Say) -> Manifest:
     """Check the rounds and write the manifest. An identical existing one keeps its date and
     command, so that its digest does not change.
     """
@@ -301,6 +326,19 @@ def _finish(directory: Path, manifest: Manifest, progress: BuildProgress) -> Man
         if present is not None and asdict(present) | ignored == asdict(manifest) | ignored:
             return present
     if manifest.fused is not None:
-        check_rounds(directory, manifest, progress.say)
+        check_rounds(directory, manifest, say)
     write_manifest(directory, manifest)
     return manifest
+
+
+def quiet_libraries() -> None:
+    """Hide warnings, and log messages below errors, of this process and those it starts, to keep
+    the output of libraries out of the build's.
+    """
+    warnings.simplefilter("ignore")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("GLOG_minloglevel", "2")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)

@@ -1,15 +1,19 @@
 """The CPU builder: one ahead-of-time inductor package per bucket, checked against the eager graph.
 
 Packages contain machine code for the CPU that builds them. Weights are stored separately, once for
-all buckets.
+all buckets. Several processes may build graphs at once.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +24,8 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from compile.agreement import check_graph
-from compile.build.build import MadeWith, load_whole
+from compile.build.build import Builder, MadeWith, load_whole, quiet_libraries
+from compile.plan.memory import processors
 from compile.spec import CompileSpec
 from inference.backends.eager import EagerModel
 from inference.backends.graphs.compiled import (
@@ -32,10 +37,9 @@ from inference.backends.graphs.compiled import (
     load_graph,
 )
 from inference.backends.graphs.fused import DRAFT_WEIGHTS, round_constants
-from inference.backends.target_features import FeatureForm
 from inference.errors import BadArtifact, InvalidRequest
 from inference.files.artifact import Bucket, DraftBucket, RoundBucket
-from inference.model.cache import KeysValues, cache_names
+from inference.model.cache import FeatureForm, KeysValues, cache_names
 from inference.model.decoder import Decoder
 from inference.model.graphs.round_graph import RoundGraph, round_inputs
 from inference.model.graphs.verify_graph import VerifyGraph, example_inputs
@@ -215,3 +219,58 @@ def _inductor_settings(flags: Mapping[str, str]) -> dict[str, object]:
         except ValueError as error:
             raise InvalidRequest(f"compiler flag {name}={text}: a number is needed") from error
     return settings
+
+
+MakeBuilder = Callable[[], Builder]
+
+
+class InProcesses:
+    """A Builder (compile/build/build.py) that passes each graph to a separate process. A builder in
+    this process does the rest.
+
+    make: creates the builder of a process; must be picklable, since it is sent to the process
+    """
+
+    def __init__(self, make: MakeBuilder, workers: int, *, quiet: bool) -> None:
+        self.workers, self._here = workers, make()
+        threads = max(1, processors() // workers)
+        spawned = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(workers, spawned, _begin, (make, threads, quiet))
+
+    def prepare(self, directory: Path) -> list[str]:
+        return self._here.prepare(directory)
+
+    def build(self, bucket: Bucket, directory: Path) -> list[str]:
+        """Build one graph in another process. Raises the exceptions of its builder."""
+        try:
+            return self._pool.submit(_build, bucket, directory).result()
+        except BrokenProcessPool as error:
+            raise BadArtifact(
+                f"graph {bucket.name}: the process that built it ended. With too little memory, "
+                "fewer processors build fewer graphs at once (taskset -c 0)"
+            ) from error
+
+    def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
+        """Shut down the processes, and let this process's builder finish."""
+        self._pool.shutdown()
+        return self._here.finish(directory, buckets)
+
+    def made_with(self) -> MadeWith:
+        return self._here.made_with()
+
+
+_BUILDERS: list[Builder] = []
+"""The builder of a worker process."""
+
+
+def _begin(make: MakeBuilder, threads: int, quiet: bool) -> None:
+    """Initialise a worker process. Ctrl-C ends it silently."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if quiet:
+        quiet_libraries()
+    torch.set_num_threads(threads)
+    _BUILDERS.append(make())
+
+
+def _build(bucket: Bucket, directory: Path) -> list[str]:
+    return _BUILDERS[0].build(bucket, directory)

@@ -23,12 +23,11 @@ from torch import Tensor, nn
 
 from compile.agreement import agreements
 from compile.build.build import build_artifact, load_whole, read_source
-from compile.build.progress import BuildProgress
 from compile.compile_options import CompileOptions, parse
 from compile.neuron.builder import NeuronBuilder
 from compile.neuron.compiler import PLATFORMS, Toolchain, render
-from compile.plan.fit import usual_ranks
-from compile.request import BuildCheckpoint, find_checkpoint
+from compile.plan.fit import check_fits
+from compile.request import BuildCheckpoint, find_checkpoint, make_request
 from compile.spec import CompileSpec, least_nodes, verify_bucket
 from inference.backends.eager import EagerModel
 from inference.backends.neuron.loading import load_neuron
@@ -42,7 +41,7 @@ from inference.backends.neuron.sdk import (
 from inference.command import UNEQUAL_DEVICE, run_command, say
 from inference.errors import BadArtifact, InvalidRequest, OutriderError
 from inference.files.artifact import Manifest, check_files
-from inference.model.choice.noise import noise, noise_in_limbs
+from inference.model.choice.arithmetic import noise, noise_in_limbs
 
 _SMALL = ("--sequence_length", "512", "--max_tree_nodes", "16")
 """Default sizes, as flags."""
@@ -70,6 +69,7 @@ def _check(options: CompileOptions) -> int:
     print(f"instance {instance_family() or 'unknown'}; {versions}")
     checkpoint, out = find_checkpoint(options), Path(options.out or "")
     spec = _spec(options, checkpoint)
+    check_fits(checkpoint.config, spec)
     reserve_cores(spec.tensor_parallel)
     try:
         check_noise(spec, out / "noise")  # if it is wrong, no model needs to be compiled
@@ -107,7 +107,7 @@ def _built(spec: CompileSpec, directory: Path, out: Path) -> Manifest:
         NeuronBuilder(spec, directory),
         out,
         command="outrider prove",
-        progress=BuildProgress(say),
+        say=say,
     )
     names = ", ".join(bucket.name for bucket in spec.buckets)
     print(f"built {names} in {time.perf_counter() - start:.0f} s, artefact in {out}")
@@ -118,30 +118,20 @@ def _spec(options: CompileOptions, checkpoint: BuildCheckpoint) -> CompileSpec:
     """Return the spec of the test: sampled graphs, the first of which can run every call, including
     prompts, and others that only differ from it in rows or nodes.
     """
-    nodes = max(options.max_tree_nodes, least_nodes(options.precision))
+    least = least_nodes(options.precision)
+    nodes = max(options.max_tree_nodes, least)
     length = min(options.sequence_length or 512, checkpoint.config.max_positions)
-    capacity = length + nodes
-    sizes = [(ROWS_TIMED, nodes), *((1, size) for size in (nodes, 1, 4 * nodes))]
-    sizes = [(rows, max(size, least_nodes(options.precision))) for rows, size in sizes]
-    return CompileSpec(
-        model=checkpoint.name,
-        target=options.device,
-        vocabulary=checkpoint.vocabulary,
-        buckets=tuple(
-            verify_bucket(rows, size, capacity, capacity, sampled=True)
-            for rows, size in dict.fromkeys(sizes)
-        ),
-        rows=ROWS_TIMED,
-        sequence_length=length,
-        max_tree_nodes=nodes,
-        dtype=options.precision,
-        tensor_parallel=options.tensor_parallel or usual_ranks([checkpoint.config], options.device),
-        compiler_flags=options.compiler_flags,
+    sizes = {"batch": ROWS_TIMED, "sequence_length": length, "max_tree_nodes": nodes}
+    spec = make_request(options.replace(**sizes), checkpoint).spec
+    shapes = [(ROWS_TIMED, nodes), *((1, max(size, least)) for size in (nodes, 1, 4 * nodes))]
+    buckets = (
+        verify_bucket(rows, size, spec.capacity, spec.capacity, sampled=True)
+        for rows, size in dict.fromkeys(shapes)
     )
+    return replace(spec, buckets=tuple(buckets))
 
 
 def _eager(spec: CompileSpec, directory: Path, nodes: int) -> EagerModel:
-    """Return the eager model for the comparison, on the CPU."""
     return EagerModel(load_whole(spec, directory), rows=1, capacity=spec.capacity, max_nodes=nodes)
 
 
@@ -210,7 +200,6 @@ def check_noise(spec: CompileSpec, work: Path) -> None:
 
 @torch.no_grad()
 def _run(tools: Toolchain, probe: NoiseProbe, ranks: int, work: Path) -> Tensor:
-    """Trace, compile and run one probe."""
     inputs, sdk = probe_inputs(), tools.sdk
     units = load_build_units()
     with sdk.parallel_state(

@@ -11,8 +11,16 @@ from dataclasses import replace
 from typing import TypeVar
 
 from compile.parallel import shards_evenly
-from compile.plan.device import Device, device_of, neuron_targets
-from compile.plan.memory import Footprint, footprint, gib, models_of, passes_of
+from compile.plan.memory import (
+    Device,
+    Footprint,
+    device_of,
+    footprint,
+    gib,
+    models_of,
+    neuron_targets,
+    passes_of,
+)
 from compile.spec import CompileSpec
 from inference.errors import InvalidRequest, LimitExceeded
 from inference.files.artifact import Bucket

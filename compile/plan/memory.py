@@ -1,6 +1,6 @@
 """Counts the memory that a spec needs on each rank (weights, KV cache, the largest activation), the
-bytes that a call moves, and the memory to build it. compile/plan/fit.py adds what else a device
-needs, and checks the limit.
+bytes that a call moves, and the memory to build it; and the memory and instances of devices.
+compile/plan/fit.py adds what else a device needs, and checks the limit.
 
 Sharding is as in compile/parallel.py. Matrices, embeddings and head are divided into
 `tensor_parallel` parts. So are key-value heads, which are repeated if there are fewer heads than
@@ -10,22 +10,69 @@ ranks. On Neuron the head is a separate table. Small vectors are counted whole.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from compile.plan.device import GIB
 from compile.spec import CompileSpec
 from inference.files.artifact import NATIVE, Bucket, DraftBucket, RoundBucket
 from inference.model.checkpoints.config import ModelConfig, parse_config
-from inference.model.choice.noise_window import WINDOW
 
+GIB = 1 << 30
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes per number."""
 _SYSTEM = 2 * GIB
 _MEMORY = Path("/proc/meminfo")
 _WIDE = 4  # scores, logits and noise are always float32
+
+
+@dataclass(frozen=True)
+class Device:
+    """The hardware of one rank: a NeuronCore-v2 (trn1, inf2) or a logical core of two cores
+    (NeuronCore-v3 on trn2, v4 on trn3, LNC=2). Numbers are those that AWS publishes for a chip
+    (docs "about-neuron/arch/neuron-hardware"), divided by its cores.
+    """
+
+    target: str
+    memory: int  # bytes
+    instances: Mapping[str, int]  # name -> number of ranks
+    physical_cores: int = 1  # per rank
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks of the largest instance."""
+        return max(self.instances.values())
+
+    def instance(self, ranks: int) -> str | None:
+        """Return the smallest instance with at least this number of ranks."""
+        fitting = [name for name, available in self.instances.items() if available >= ranks]
+        return min(fitting, key=lambda name: self.instances[name], default=None)
+
+
+_NEURON = {
+    # 32 GiB per chip of 2 cores
+    "trn1": Device("trn1", 16 * GIB, {"trn1.2xlarge": 2, "trn1.32xlarge": 32}),
+    "inf2": Device(
+        "inf2",
+        16 * GIB,
+        {"inf2.xlarge": 2, "inf2.8xlarge": 2, "inf2.24xlarge": 12, "inf2.48xlarge": 24},
+    ),
+    # 96 GiB per chip of 4 logical cores
+    "trn2": Device("trn2", 24 * GIB, {"trn2.3xlarge": 4, "trn2.48xlarge": 64}, 2),
+    # 144 GiB per chip of 4 logical cores
+    "trn3": Device("trn3", 36 * GIB, {"one Trainium3 chip": 4}, 2),
+}
+
+
+def device_of(target: str) -> Device:
+    """Return the hardware of one rank of a target; for "cpu", with this machine's memory."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return _NEURON.get(target) or Device("cpu", memory, {"this machine": 1})
+
+
+def neuron_targets() -> tuple[str, ...]:
+    return tuple(_NEURON)
 
 
 @dataclass(frozen=True)
@@ -75,6 +122,8 @@ class ModelCall(NamedTuple):
 
 def footprint(config: ModelConfig, spec: CompileSpec) -> Footprint:
     """Count the bytes of tensors on each rank, including the spec's draft."""
+    from inference.model.choice.graph_choice import WINDOW  # with torch, which devices do not need
+
     models = models_of(config, spec)
     activation, largest = max(
         (size, f"{name} of {bucket.name}")
@@ -90,7 +139,6 @@ def footprint(config: ModelConfig, spec: CompileSpec) -> Footprint:
 
 
 def _ids(spec: CompileSpec) -> int:
-    """Return the number of token ids in one rank's share of the vocabulary."""
     return -(-spec.vocabulary // spec.tensor_parallel)
 
 
@@ -127,7 +175,6 @@ def gib(size: float) -> str:
 
 
 def _kv_heads(config: ModelConfig, ranks: int) -> int:
-    """Return the number of key-value heads on one rank."""
     return max(1, config.kv_heads // ranks)
 
 
@@ -138,7 +185,6 @@ def _cache_bytes(config: ModelConfig, spec: CompileSpec, rows: int, slots: int) 
 
 
 def _layer_matrices(config: ModelConfig, ranks: int) -> int:
-    """Return the number of weights in one layer's matrices on one rank."""
     hidden, size = config.hidden_size, config.head_dim
     queries = 2 * hidden * config.heads * size // ranks
     keys = 2 * hidden * _kv_heads(config, ranks) * size
@@ -146,7 +192,6 @@ def _layer_matrices(config: ModelConfig, ranks: int) -> int:
 
 
 def _weight_bytes(config: ModelConfig, spec: CompileSpec) -> int:
-    """Return the bytes of one rank's parameters."""
     hidden, size, ranks = config.hidden_size, config.head_dim, spec.tensor_parallel
     shared = config.tied and spec.target == "cpu"
     tables = config.vocab_size * hidden // ranks * (1 if shared else 2)

@@ -1,3 +1,3 @@
-"""One file for each verb of `outrider deploy`, with EXAMPLES for the end of its help and
-run(options), which returns the exit code. The type of options defines the flags.
+"""Verbs of `outrider deploy`: each module has EXAMPLES for the end of its help, and run(options),
+which returns the exit code. The type of options defines the flags.
 """

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from compile.aws import Aws
-from deploy.bucket import HostBucket
+from deploy.bucket import HostBucket, own_bucket
 from deploy.commands.options import NamedOptions
-from deploy.deployment import own_bucket, stack_name
 from deploy.handover import secrets_waiting, withdraw_secrets
+from deploy.instance import stack_name
 from deploy.stack import TAG, TargetStack, stack_names
 from grpc_comm.client.named_targets import find_target, forget_target, named_targets
 from inference.command import FAILED, nearest
@@ -45,9 +45,8 @@ def run(options: DownOptions) -> int:
         hint = nearest(options.name, set(named_targets()) - {options.name})
         print(f"there is no stack {stack.name} in {aws.region}{hint}")
     else:
-        resources = stack.resources(state)
         stack.remove(state)
-        print(f"removed {stack.name}: {', '.join(resources) or 'it had no resources'}")
+        print(f"removed {stack.name} with its resources")
     withdraw_secrets(aws, options.name)
     forget_target(options.name)
     removed = _bucket(aws, remove=options.with_bucket)
@@ -60,7 +59,6 @@ def run(options: DownOptions) -> int:
 
 
 def _check_elsewhere(aws: Aws, name: str) -> None:
-    """Raise InvalidRequest if the target runs in another region where Outrider has a bucket."""
     prefix = own_bucket(aws.account, "")
     for bucket in aws.rows("s3", "list_buckets", "Buckets"):
         region = bucket["Name"].removeprefix(prefix)
@@ -82,7 +80,7 @@ def _bucket(aws: Aws, *, remove: bool) -> bool:
         print(f"removed s3://{bucket.name}")
         return True
     sizes = bucket.sizes()
-    content = f"{len(sizes)} objects, {sum(sizes) / 1e6:.1f} MB"
+    content = f"{len(sizes)} objects, {sum(sizes.values()) / 1e6:.1f} MB"
     print(f"kept s3://{bucket.name} for the next target: {content}; --with_bucket removes it")
     return False
 

@@ -11,9 +11,9 @@ from annotated_types import Ge, Gt, Le
 from pydantic import model_validator
 
 from compile.aws import Aws
-from compile.plan.device import device_of
-from deploy.deployment import Host, own_bucket
-from deploy.instance.kind import InstanceKind, Market, check_image
+from compile.plan.memory import device_of
+from deploy.bucket import own_bucket
+from deploy.instance import Host, InstanceKind, Market, check_image
 from grpc_comm.client.named_targets import check_name, find_target
 from inference.errors import InvalidRequest
 from inference.files.artifact import read_manifest
@@ -190,8 +190,8 @@ class UpOptions(NamedOptions, title="start"):
             region,
             self.kind,
             self.market,
-            self.image,
-            self.disk_gib,
+            self.image or self.kind.image,
+            self.disk_gib or self.kind.disk_gib,
             self.lifetime_hours,
             parameters,
         )
@@ -207,7 +207,6 @@ def build_command(instance: InstanceKind, model: str | None) -> str:
 
 
 def _check_cidr(cidr: str | None) -> None:
-    """Raise InvalidRequest for an invalid network, or for one that is the whole Internet."""
     if cidr is None:
         return
     try:

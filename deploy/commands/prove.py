@@ -13,10 +13,10 @@ from annotated_types import Gt, Le
 
 from compile.aws import Aws
 from compile.compile_options import JobOptions
-from deploy.deployment import own_bucket
+from deploy.bucket import own_bucket
 from deploy.host.user_data import RESULTS
-from deploy.instance.kind import InstanceKind, check_image
-from deploy.job import HostJob, job_host, prepare, run_job
+from deploy.instance import InstanceKind, check_image
+from deploy.job import HostJob, job_host, prepare
 from inference.command import FAILED
 from inference.flags.command_line import CommandOptions
 from inference.flags.group import Metavar
@@ -73,11 +73,11 @@ def run(options: ProofOptions) -> int:
         venv=host.instance.venv,
         needs_token=pinned is not None and pinned.needs_token,
     )
-    start = prepare(aws, job, dry_run=options.dry_run, confirmed=options.yes)
-    if start is None:
+    prove = prepare(aws, job, dry_run=options.dry_run, confirmed=options.yes)
+    if prove is None:
         return 0 if options.dry_run else FAILED
     try:
-        run_job(aws, job, start)
+        prove()
     finally:
         equal = _bring(aws, job, Path(options.out))
     return 0 if equal else FAILED

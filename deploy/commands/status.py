@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 from compile.aws import Aws
 from deploy.commands.options import NamedOptions
-from deploy.deployment import stack_name
+from deploy.ec2 import RunningInstance, describe_instance, progress
 from deploy.handover import secrets_waiting
 from deploy.host.user_data import PORT
-from deploy.instance.price import cost_so_far
-from deploy.instance.running import RunningInstance, describe_instance, progress
+from deploy.instance import stack_name
+from deploy.prices import cost_so_far
 from deploy.stack import TargetStack
 from grpc_comm.client.named_targets import find_target
 from inference.command import FAILED
@@ -92,7 +92,6 @@ def host_commands(name: str, region: str, instance: RunningInstance) -> dict[str
 
 
 def _reached(name: str) -> str:
-    """Return whether the target can be reached from this machine."""
     target = find_target(name)
     if target is None or not target.complete:
         return "this machine has no credentials for it"

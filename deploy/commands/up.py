@@ -11,22 +11,19 @@ from compile.store import open_store, push
 from deploy.bucket import HostBucket, put_wheel
 from deploy.commands.options import UpOptions
 from deploy.commands.status import host_commands
-from deploy.deployment import Host, hub_token_parameter, secret_parameters
-from deploy.handover import Handover, put_hub_token, withdraw_secrets
-from deploy.host.user_data import PORT, HostSettings, user_data
-from deploy.instance.places import with_image
-from deploy.instance.price import NoPrice, Price
-from deploy.instance.running import (
-    InstanceEnded,
-    RunningInstance,
-    living_instance,
-    progress,
+from deploy.ec2 import InstanceEnded, RunningInstance, living_instance, progress, with_image
+from deploy.handover import (
+    hand_over,
+    hub_token_parameter,
+    put_hub_token,
+    secret_parameters,
+    withdraw_secrets,
 )
-from deploy.job import ask
-from deploy.launch import Launch
-from deploy.plan import make_plan
-from deploy.stack import StackState
-from deploy.waiting import Wait
+from deploy.host.user_data import PORT, HostSettings, user_data
+from deploy.instance import Host
+from deploy.plan import Offer, ask, ask_aws, target_plan
+from deploy.prices import Price
+from deploy.stack import StackState, TargetStack, Wait, running_stack, start_stack
 from grpc_comm.client.named_targets import (
     NamedTarget,
     find_target,
@@ -46,7 +43,6 @@ EXAMPLES = """examples:
   outrider deploy up demo --instance g6.xlarge --model Qwen/Qwen2.5-7B --spot
   outrider deploy up demo --instance c7i.2xlarge --allow_cidr 203.0.113.7/32
 """
-"""The last lines of the help."""
 
 _FIRST_LOCAL_PORT = 50151
 _POLL_SECONDS = 5.0
@@ -55,10 +51,8 @@ _START_MINUTES = 45
 
 def run(options: UpOptions) -> int:
     """Start the target, wait until it serves, and print how to connect. Returns 0."""
-    if options.dry_run:
-        return _dry_run(options)
     try:
-        return _up(options)
+        return _dry_run(options) if options.dry_run else _up(options)
     except KeyboardInterrupt:
         say(
             "interrupted: run the same command to continue; "
@@ -75,19 +69,17 @@ def _dry_run(options: UpOptions) -> int:
     except (MissingExtra, Unavailable) as error:
         say(str(error))
     host = options.host(aws.region if aws else options.region or DEFAULT_REGION)
-    print(make_plan(options, with_image(aws, host) if aws else host, aws))
+    offer = ask_aws(aws, with_image(aws, host) if aws else host, options.subnet)
+    print(target_plan(options, offer))
     return 0
 
 
 def _up(options: UpOptions) -> int:
     aws = options.aws()
     host = with_image(aws, options.host(aws.region))
-    launch = Launch(aws, host)
-    state = launch.standing()
+    state = running_stack(aws, host) or _start(options, aws, host)
     if state is None:
-        state = _start(options, aws, host, launch)
-        if state is None:
-            return FAILED
+        return FAILED
     try:
         instance = _serve(options, aws, host, state)
     except OutriderError as error:
@@ -105,47 +97,21 @@ def _say_that_it_is_paid(name: str) -> None:
     )
 
 
-def _serve(options: UpOptions, aws: Aws, host: Host, state: StackState) -> RunningInstance:
-    """Return the stack's instance once it has its credentials and, without --no_wait, serves."""
-    if find_target(options.name) is None:
-        raise InvalidRequest(
-            f"{host.stack} was started from another machine, which has its credentials: "
-            f"copy {targets_directory() / options.name} from there"
-        )
-    instance = living_instance(aws, state.instance_id or "")
-    target = read_target(options.name)
-    handover = Handover(options.name, target.directory / "handover")
-    if not target.complete:
-        _hand_over(aws, options, target, instance, handover)
-    if not options.no_wait:
-        _wait_until_serving(aws, instance)
-        withdraw_secrets(aws, options.name)
-        handover.end()
-    return instance
-
-
-def _remember(host: Host) -> None:
-    """Store the target's name and region locally, before anything is created on AWS."""
-    forget_target(host.name)  # an earlier target, whose instance has ended
-    used_ports = {read_target(name).reached.port for name in named_targets()}
-    port = next(port for port in range(_FIRST_LOCAL_PORT, 65536) if port not in used_ports)
-    NamedTarget(host.name, f"127.0.0.1:{port}", host.region).write()
-
-
-def _start(options: UpOptions, aws: Aws, host: Host, launch: Launch) -> StackState | None:
+def _start(options: UpOptions, aws: Aws, host: Host) -> StackState | None:
     """Start the stack; return None if the user declines."""
-    plan, model = make_plan(options, host, aws), pinned_model(options)
+    offer = ask_aws(aws, host, options.subnet)
+    plan, model = target_plan(options, offer), pinned_model(options)
     print(plan, flush=True)
-    if plan.account is None or not (options.yes or ask()):
+    if not (options.yes or ask()):
         return None
-    bucket = HostBucket(aws, options.bucket_name(plan.account.number, host.region))
+    bucket = HostBucket(aws, options.bucket_name(offer.account, host.region))
     bucket.make()
     _remember(host)
     try:
-        settings = _settings(options, host, bucket, plan.price, model)
-        return launch.start(plan.account.places, user_data(settings), bucket.name)
+        settings = _settings(options, offer, bucket, model)
+        return start_stack(aws, host, offer.places, user_data(settings), bucket.name)
     except OutriderError:
-        if launch.may_stand():
+        if _may_exist(aws, host):
             _say_that_it_is_paid(options.name)
         else:
             forget_target(options.name)
@@ -155,6 +121,22 @@ def _start(options: UpOptions, aws: Aws, host: Host, launch: Launch) -> StackSta
                 "removes Outrider's own bucket"
             )
         raise
+
+
+def _may_exist(aws: Aws, host: Host) -> bool:
+    """Return whether a stack of this host may exist; True if AWS does not answer."""
+    try:
+        return TargetStack(aws, host.stack).state() is not None
+    except OutriderError:
+        return True
+
+
+def _remember(host: Host) -> None:
+    """Store the target's name and region locally, before anything is created on AWS."""
+    forget_target(host.name)  # an earlier target, whose instance has ended
+    used_ports = {read_target(name).reached.port for name in named_targets()}
+    port = next(port for port in range(_FIRST_LOCAL_PORT, 65536) if port not in used_ports)
+    NamedTarget(host.name, f"127.0.0.1:{port}", host.region).write()
 
 
 def pinned_model(options: UpOptions) -> PinnedModel | None:
@@ -168,11 +150,7 @@ def pinned_model(options: UpOptions) -> PinnedModel | None:
 
 
 def _settings(
-    options: UpOptions,
-    host: Host,
-    bucket: HostBucket,
-    price: Price | NoPrice,
-    model: PinnedModel | None,
+    options: UpOptions, offer: Offer, bucket: HostBucket, model: PinnedModel | None
 ) -> HostSettings:
     """Upload Outrider's wheel and a local artefact, and return the host's settings."""
     url, sha256 = put_wheel(bucket, options.wheel)
@@ -180,13 +158,13 @@ def _settings(
     if options.own_artifact is not None:
         store = f"s3://{bucket.name}/artefacts"
         digest = push(options.own_artifact, open_store(store), say)
-    flags: dict[str, str | int | float | bool] = {}
-    if host.instance.kind != "cpu":
-        flags["device"] = host.instance.kind
-    if isinstance(price, Price):
-        flags["usd_per_hour"] = price.usd_per_hour
+    instance, flags = offer.host.instance, dict[str, str | int | float | bool]()
+    if instance.kind != "cpu":
+        flags["device"] = instance.kind
+    if isinstance(offer.price, Price):
+        flags["usd_per_hour"] = offer.price.usd_per_hour
     return HostSettings(
-        region=host.region,
+        region=offer.host.region,
         wheel=url,
         wheel_sha256=sha256,
         secrets=secret_parameters(options.name),
@@ -196,33 +174,35 @@ def _settings(
         hub_token=hub_token_parameter(options.name) if model and model.needs_token else None,
         flags=flags,
         host="127.0.0.1" if options.allow_cidr is None else "0.0.0.0",  # noqa: S104
-        venv=host.instance.venv,
+        venv=instance.venv,
         idle_minutes=options.idle_minutes,
         lifetime_hours=options.lifetime_hours,
     )
 
 
-def _hand_over(
-    aws: Aws,
-    options: UpOptions,
-    target: NamedTarget,
-    instance: RunningInstance,
-    handover: Handover,
-) -> None:
-    """Pass the credentials to the host, and store address and token locally."""
-    hosts = ["localhost", "127.0.0.1"]
-    if options.allow_cidr is not None:
-        hosts.append(instance.address)
-        target = replace(target, address=f"{instance.address}:{PORT}")
-    credentials = handover.begin(hosts)
-    model = pinned_model(options)
-    if model and model.needs_token:
-        put_hub_token(aws, options.name)
-    handover.put(aws)
-    target.write()
-    target.write_secret("ca.pem", credentials.ca)
-    target.write_secret("token", credentials.token)
-    say(f"credentials are on their way to the host; this machine's part is in {target.directory}")
+def _serve(options: UpOptions, aws: Aws, host: Host, state: StackState) -> RunningInstance:
+    """Return the stack's instance once it has its credentials and, without --no_wait, serves."""
+    target = find_target(options.name)
+    if target is None:
+        raise InvalidRequest(
+            f"{host.stack} was started from another machine, which has its credentials: "
+            f"copy {targets_directory() / options.name} from there"
+        )
+    instance = living_instance(aws, state.instance_id or "")
+    if not target.complete:
+        hosts = ["localhost", "127.0.0.1"]
+        if options.allow_cidr is not None:
+            hosts.append(instance.address)
+            target = replace(target, address=f"{instance.address}:{PORT}")
+        model = pinned_model(options)
+        if model and model.needs_token:
+            put_hub_token(aws, options.name)
+        hand_over(aws, target, hosts)
+        say(f"the host gets its credentials; this machine's part is in {target.directory}")
+    if not options.no_wait:
+        _wait_until_serving(aws, instance)
+        withdraw_secrets(aws, options.name)
+    return instance
 
 
 def _wait_until_serving(aws: Aws, instance: RunningInstance) -> None:
@@ -253,7 +233,6 @@ def _wait_until_serving(aws: Aws, instance: RunningInstance) -> None:
 
 
 def _words(options: UpOptions, region: str, instance: RunningInstance) -> Iterator[str]:
-    """Yield lines about the next commands, and about when the target ends."""
     name = options.name
     yield f"{name} runs on {instance.type} in {instance.zone} ({instance.instance_id})"
     commands = host_commands(name, region, instance)

@@ -17,8 +17,7 @@ from pathlib import Path
 from grpc_comm.transport import Address, parse_address
 from inference.command import nearest
 from inference.errors import InvalidRequest
-from inference.files.json_file import read_json, shown
-from inference.files.records import Record, Text, read_record
+from inference.files.json_file import Record, Text, read_json, read_record, shown
 from inference.files.writing import replacing
 
 _NAME = re.compile(r"[a-z](-?[a-z0-9]){0,30}")

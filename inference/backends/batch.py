@@ -1,18 +1,20 @@
-"""Pads segments to a batch of int32 arrays with fixed shapes.
+"""Batches of segments: padded to int32 arrays with fixed shapes, and computed alone on failure.
 
 A padding node is written to the junk slot, has position 0, and sees only itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from inference.backends import Segment
 from inference.errors import InvalidRequest
 from inference.tree.token_tree import IntArray
+
+T = TypeVar("T")
 
 
 class BatchShape(NamedTuple):
@@ -72,3 +74,19 @@ def pad(segments: Sequence[Segment], shape: BatchShape, junk: int) -> Batch:
         batch.pick[row] = segment.pick[0]
         batch.pick[row, : len(segment.pick)] = segment.pick
     return batch
+
+
+def call_each(
+    compute: Callable[[Sequence[Segment]], Sequence[T]], segments: Sequence[Segment]
+) -> list[T | Exception]:
+    """Return the model's answer or the exception for each segment.
+
+    If several segments fail together, each is computed alone, so that only faulty ones fail.
+    """
+    try:
+        return list(compute(segments))
+    # an error of one session must not affect other sessions
+    except Exception as error:
+        if len(segments) == 1:
+            return [error]
+    return [call_each(compute, [segment])[0] for segment in segments]

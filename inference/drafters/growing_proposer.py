@@ -9,16 +9,19 @@ stay. A model call has three steps, so that a host can batch rows: choose, segme
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.backends import Ranked, Segment
+from inference.backends import Model, Ranked, Segment
+from inference.backends.sequence import MakeSequence, TargetText, own_sequence
 from inference.drafters.copied_text import CopiedText
-from inference.drafters.draft_row import DraftRow
-from inference.drafters.draft_rule import DraftRule, MakeRule, no_rule
+from inference.drafters.draft_row import DraftRow, DraftRule, MakeRule, no_rule
 from inference.drafters.draft_tree import DraftTree, ProposedChildren
 from inference.loop.draft_tuning import TUNING
 from inference.order import Progress
@@ -35,6 +38,7 @@ from inference.proposer import (
     Nodes,
 )
 from inference.sampling import SamplingParams
+from inference.text.grammar import Grammars
 from inference.times import TRUSTED
 from inference.tree.growing_tree import PLACE, Mark
 
@@ -286,7 +290,6 @@ class GrowingProposer:
     # --- prices
 
     def _read_prices(self) -> None:
-        """Update the prices, which change slowly."""
         self._floor = self.prices.min_value()
 
     def _account(self, tokens: int, now: float) -> None:
@@ -296,3 +299,46 @@ class GrowingProposer:
             began, before = self._accounted
             self.prices.committed(tokens, Usage(now - began, drafted - before, self._bytes_up))
         self._accounted, self._bytes_up = (now, drafted), 0.0
+
+
+class Draft(NamedTuple):
+    """A loaded draft and its settings.
+
+    model: ranks nodes; None for a draft without a model
+    sequence: creates the sequence of a request on a row
+    grammars: compiles grammars for the draft's tokenizer; None if the draft ignores rules
+    """
+
+    model: Model | None
+    sequence: MakeSequence = own_sequence
+    grammars: Grammars | None = None
+
+    @property
+    def make_rule(self) -> MakeRule:
+        """A function that builds the rule of a request."""
+        return no_rule if self.grammars is None else self.grammars.rule
+
+    def proposer(
+        self,
+        row: int,
+        stats: PairStats,
+        prices: Prices,
+        *,
+        copies: bool = False,
+        kind: int = MODEL,
+        room: int = TUNING.room,
+        clock: Callable[[], float] = time.perf_counter,
+        beside: TargetText | None = None,
+        make_rule: MakeRule | None = None,
+    ) -> GrowingProposer:
+        """Create the proposer of a row. Other arguments: see GrowingProposer and DraftRow.
+
+        beside: the request's row at the target, for a draft that reads the target's features
+        make_rule: builds the rules of requests, instead of the draft's own grammars
+        """
+        make_rule = make_rule or self.make_rule
+        if self.model is None:
+            return GrowingProposer(stats, prices, copies=copies, make_rule=make_rule)
+        begin = partial(self.sequence, self.model, row, beside)
+        ranks = DraftRow(self.model, stats.draft, begin, room=room, clock=clock)
+        return GrowingProposer(stats, prices, ranks, copies=copies, kind=kind, make_rule=make_rule)

@@ -15,9 +15,8 @@ from inference.engine.sessions.session import Session
 from inference.errors import OutriderError
 from inference.order import Spent
 from inference.times import Shape
-from inference.tree.accept import Verdict, accept_matches
 from inference.tree.candidates import Claims
-from inference.tree.token_tree import IntArray, TokenTree
+from inference.tree.token_tree import IntArray, TokenTree, Verdict, accept_matches
 
 ModelCall: TypeAlias = Callable[[Sequence[Segment]], Sequence[Chosen | IntArray]]
 """A call of the model: one answer per segment."""

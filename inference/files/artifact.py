@@ -18,8 +18,16 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from inference.errors import BadArtifact
-from inference.files.json_file import LARGEST, read_json, shown
-from inference.files.records import Count, Record, Size, Text, read_record
+from inference.files.json_file import (
+    LARGEST,
+    Count,
+    Record,
+    Size,
+    Text,
+    read_json,
+    read_record,
+    shown,
+)
 from inference.files.writing import write_whole
 from inference.sampling import MAX_BIASES
 from inference.tree.tree_shape import Branches

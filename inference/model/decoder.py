@@ -1,8 +1,7 @@
 """The Llama-family transformer: a static-shape forward pass for prefill, decoding and verification.
 
-It reads the KV caches and returns the new keys and values for the caller to write. Modules and
-parameters have the names of Hugging Face checkpoints, so no mapping is needed. Masks, not lengths,
-define what a node sees.
+It returns the new keys and values for the caller to write. Modules and parameters have the names of
+Hugging Face checkpoints. Masks, not lengths, define what a node sees.
 """
 
 from __future__ import annotations
@@ -14,12 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inference.model.attention import MASKED, Sight, attend_in_float32
 from inference.model.cache import KeysValues, read_rows
 from inference.model.checkpoints.config import ModelConfig
-from inference.model.fused_layers import FUSED
-from inference.model.layers import WHOLE, Layer, Layers, Past
-from inference.model.rotary import rotary_tables
+from inference.model.layers import (
+    FUSED,
+    MASKED,
+    WHOLE,
+    Layer,
+    Layers,
+    Past,
+    Sight,
+    attend_in_float32,
+    rotary_tables,
+)
 
 
 class Hidden(NamedTuple):

@@ -28,7 +28,6 @@ from torch import Tensor, nn
 
 from inference.errors import InvalidRequest, UnsupportedModel
 from inference.files.json_file import Json
-from inference.model.attention import MASKED, Sight
 from inference.model.cache import KeysValues, read_rows
 from inference.model.checkpoints.config import (
     ModelConfig,
@@ -38,8 +37,17 @@ from inference.model.checkpoints.config import (
 )
 from inference.model.checkpoints.weight_files import tensor_shapes, weight_files
 from inference.model.decoder import Decoder, Hidden
-from inference.model.layers import MLP, WHOLE, Attention, Layer, Past, RMSNorm
-from inference.model.rotary import rotary_tables
+from inference.model.layers import (
+    MASKED,
+    MLP,
+    WHOLE,
+    Attention,
+    Layer,
+    Past,
+    RMSNorm,
+    Sight,
+    rotary_tables,
+)
 
 _LAYER, _LAYERS_READ = "transformer_layer_config", "eagle_aux_hidden_state_layer_ids"
 _OTHER_HEADS = ("norm_before_fc", "norm_output", "fc_norm")

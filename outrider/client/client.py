@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from grpc_comm.client.connection import Connection
 from inference.command import printable, say
 from inference.cost.billing import Billing
-from inference.errors import InvalidRequest, OutriderError
-from inference.extras import install
+from inference.errors import InvalidRequest, OutriderError, install
 from inference.loop.decode import TargetSession
 from inference.loop.draft_thread import Drafter, inline, on_thread
 from inference.loop.throttle import Baseline, Throttle

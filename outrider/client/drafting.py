@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 from grpc_comm.client.connection import Connection
-from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import Draft
 from inference.drafters.round_proposer import BestFirst, Chain, Policy
 from inference.loop.draft_tuning import TUNING
 from inference.text.grammar import Grammars

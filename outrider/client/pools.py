@@ -10,15 +10,18 @@ from queue import Empty, SimpleQueue
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from grpc_comm.client.connection import Connection
-from inference.backends.dynamic_batcher import DynamicBatcher
+from inference.backends.wrappers import DynamicBatcher
 from inference.command import say
-from inference.drafters.draft import Draft
-from inference.drafters.growing_proposer import GrowingProposer
+from inference.drafters.growing_proposer import Draft, GrowingProposer
 from inference.drafters.round_proposer import Policy, RoundProposer
 from inference.errors import InvalidRequest
 from inference.files.writing import cache_directory
-from inference.planner.acceptance import AcceptanceModel, PairStats
-from inference.planner.acceptance_file import read_acceptance, write_acceptance
+from inference.planner.acceptance import (
+    AcceptanceModel,
+    PairStats,
+    read_acceptance,
+    write_acceptance,
+)
 from inference.proposer import Proposer
 from inference.times import Table, Times
 from outrider.client.probing import measure_round_trip

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 from grpc_comm.client.connection import Connection, list_models
 from inference.command import printable, say
-from inference.errors import MissingExtra, OutriderError
-from inference.extras import is_installed
+from inference.errors import MissingExtra, OutriderError, is_installed
 from inference.planner.profiling import survey_draft
 from inference.times import Times
 from outrider.client.connecting import connect_target, target_tokenizer

@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import Any, Protocol, cast
 
 from inference.backends import Model
-from inference.backends.known_tokens import KnownTokens
-from inference.drafters.draft import Draft
+from inference.backends.wrappers import KnownTokens
+from inference.drafters.growing_proposer import Draft
 from inference.text.tokenizer import Tokenizer
 from inference.times import Table
 from outrider.models.capacity import Capacity
@@ -66,7 +66,7 @@ class FoundDraft:
 
         length: maximum sequence length of the loaded draft
         """
-        return profiles.draft(self.model, cast(LoadedModel, draft.model), length)
+        return profiles.draft(self.model, cast("LoadedModel", draft.model), length)
 
 
 class DraftMethod(Protocol):
@@ -87,5 +87,5 @@ def find_draft(options: DraftModelOptions, target: Model | None = None) -> Found
     target: model in the same process; None for a draft on a client's machine
     """
     check_method(options)
-    method = cast(DraftMethod, import_module(f"{__name__}.{method_of(options)}"))
+    method = cast("DraftMethod", import_module(f"{__name__}.{method_of(options)}"))
     return method.find(options, target)

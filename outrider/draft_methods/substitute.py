@@ -16,7 +16,7 @@ from inference.backends.substitute_model import (
     load_substitute,
     substitute_of,
 )
-from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import Draft
 from inference.errors import InvalidRequest
 from inference.loop.draft_tuning import TUNING
 from inference.model.decoder import Decoder

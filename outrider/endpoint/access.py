@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from grpc_comm.permissions import read_secret
+from grpc_comm.security import read_secret
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest
 from outrider.endpoint.interfaces.chat_messages import MAX_BODY_BYTES
@@ -65,17 +65,40 @@ def allowed_hosts(host: str, origins: Sequence[str] = ()) -> list[str]:
     return [name.lower() for name in (*_LOOPBACK, host, *public)]
 
 
-class KeyCheck:
-    """Accepts requests that have one of the keys; if no keys are set, accepts every request.
+class CallerCheck:
+    """Checks the key and the origin of a request.
 
+    keys: a request needs one of them; empty: no key is required
     admin_keys: further keys; if any keys are set, admin() accepts only these
+    origins: origins of other sites' pages that may call the server. Browsers send the origin of the
+        page; other programs send none
 
     `request.state.caller` is the caller's key if several keys exist, else empty.
     """
 
-    def __init__(self, keys: Sequence[str], admin_keys: Sequence[str] = ()) -> None:
+    def __init__(
+        self, keys: Sequence[str], admin_keys: Sequence[str] = (), origins: Sequence[str] = ()
+    ) -> None:
         self._keys, self._admins = list(dict.fromkeys((*keys, *admin_keys))), set(admin_keys)
-        self._closed = bool(keys)
+        self._closed, self._origins = bool(keys), frozenset(origins)
+
+    async def check(self, request: Request) -> None:
+        origin = request.headers.get("origin")
+        server = f"{request.url.scheme}://{request.headers.get('host')}"
+        if origin is not None and origin != server and origin not in self._origins:
+            words = f"pages of {origin} may not call this server: see --origins"
+            raise ApiError(403, words, kind="invalid_request_error")
+        key = self._key(request)
+        request.state.caller = key if len(self._keys) > 1 else ""
+        if self._closed and not key:
+            words = "a key is needed: send it as `Authorization: Bearer KEY`"
+            raise ApiError(401, words, code="invalid_api_key")
+
+    async def admin(self, request: Request) -> None:
+        """Accept only administrators, who may change the target for all callers."""
+        if self._keys and self._key(request) not in self._admins:
+            words = "an administrator's key is needed for this: see --admin_keys"
+            raise ApiError(403, words, code="admin_key_needed")
 
     def _key(self, request: Request) -> str:
         """Return the request's key; empty if it has no valid key."""
@@ -85,87 +108,23 @@ class KeyCheck:
         matches = [hmac.compare_digest(sent, key.encode()) for key in self._keys]  # constant time
         return self._keys[matches.index(True)] if any(matches) else ""
 
-    async def admin(self, request: Request) -> None:
-        """Accept only administrators, who may change the target for all callers."""
-        if self._keys and self._key(request) not in self._admins:
-            raise ApiError(
-                403,
-                "an administrator's key is needed for this: see --admin_keys",
-                "permission_error",
-                code="admin_key_needed",
-            )
 
-    async def check(self, request: Request) -> None:
-        key = self._key(request)
-        request.state.caller = key if len(self._keys) > 1 else ""
-        if self._closed and not key:
-            raise ApiError(
-                401,
-                "a key is needed: send it as `Authorization: Bearer KEY`",
-                "authentication_error",
-                code="invalid_api_key",
-            )
+class RequestBounds:
+    """Middleware that refuses a body of more than MAX_BODY_BYTES; and, closing the connection, a
+    head with an unknown host, two kinds of length (request smuggling), or too many bytes.
 
-
-class OriginCheck:
-    """Refuses requests from web pages of other origins, except for the allowed origins.
-
-    Browsers send the origin of the page; other programs send none.
+    hosts: host names that the server accepts, in lower case; empty to accept any
     """
 
-    def __init__(self, origins: Sequence[str]) -> None:
-        self._origins = frozenset(origins)
-
-    async def check(self, request: Request) -> None:
-        origin = request.headers.get("origin")
-        server = f"{request.url.scheme}://{request.headers.get('host')}"
-        if origin is not None and origin != server and origin not in self._origins:
-            raise ApiError(403, f"pages of {origin} may not call this server: see --origins")
-
-
-class HeadCheck:
-    """Middleware that refuses a request, and closes its connection, if its head has an unknown
-    host, two kinds of length (request smuggling), or too many bytes.
-
-    names: host names that the server accepts, in lower case; empty to accept any
-    """
-
-    def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
-        self._app, self._names = app, frozenset(names)
+    def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
+        self._app, self._hosts = app, frozenset(hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refused = self._refusal(scope) if scope["type"] == "http" else None
-        if refused is None:
-            return await self._app(scope, receive, send)
-        response = refused.response()
-        response.headers["Connection"] = "close"
-        await response(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> ApiError | None:
-        headers = Headers(scope=scope)
-        host = headers.get("host", "")
-        name = _HOST.fullmatch(host)
-        if self._names and (name is None or name[1].lower() not in self._names):
-            return ApiError(400, f"unknown host {host!r}: --origins allows further hosts")
-        if "content-length" in headers and "transfer-encoding" in headers:
-            return ApiError(400, "Content-Length and Transfer-Encoding exclude each other")
-        lines = [
-            scope["raw_path"],
-            scope["query_string"],
-            *(b": ".join(header) for header in headers.raw),
-        ]
-        if sum(map(len, lines)) > MAX_HEAD_BYTES:
-            return ApiError(431, f"the maximum size of a head is {MAX_HEAD_BYTES} bytes")
-        return None
-
-
-class BodyBound:
-    """Middleware that refuses request bodies of more than MAX_BODY_BYTES."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if refused is not None:
+            response = refused.response()
+            response.headers["Connection"] = "close"
+            return await response(scope, receive, send)
         size = 0
 
         async def bounded() -> Message:
@@ -177,3 +136,16 @@ class BodyBound:
             return message
 
         await self._app(scope, bounded, send)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        name = _HOST.fullmatch(host)
+        if self._hosts and (name is None or name[1].lower() not in self._hosts):
+            return ApiError(400, f"unknown host {host!r}: --origins allows further hosts")
+        if "content-length" in headers and "transfer-encoding" in headers:
+            return ApiError(400, "Content-Length and Transfer-Encoding exclude each other")
+        lines = [scope["raw_path"], scope["query_string"], *map(b": ".join, headers.raw)]
+        if sum(map(len, lines)) > MAX_HEAD_BYTES:
+            return ApiError(431, f"the maximum size of a head is {MAX_HEAD_BYTES} bytes")
+        return None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from threading import Event
 from typing import Annotated, Any, Literal
 
@@ -21,10 +20,10 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from inference.errors import OutriderError
-from outrider.client.client import Client
 from outrider.client.watching import TextEvent, Watcher, ended
 from outrider.endpoint.interfaces.answering import (
     TEMPERATURE,
+    Answer,
     StreamEvent,
     answer_request,
     named_event,
@@ -36,8 +35,7 @@ from outrider.endpoint.text_runner import TextRunner
 from outrider.options.draft_flags import NONE
 from outrider.text.completion import Completion
 from outrider.text.completion import Request as TextRequest
-from outrider.text.defaults import defaults_of
-from outrider.text.parameters import Parameters
+from outrider.text.parameters import Parameters, defaults_of
 from outrider.text.prompts import resume_request
 from outrider.text.runner import Task
 
@@ -98,9 +96,7 @@ def page_routes(manager: TargetManager, admin: Sequence[Depends]) -> APIRouter:
 
     @router.post("/texts")
     async def text(body: PageText, http: Request) -> Response:
-        texts = await manager.get()
-        make = partial(_PageWriter, texts.client)
-        return await answer_request(texts, body, http, make, partial(_watched, body))
+        return await answer_request(manager, body, http, _PageWriter)
 
     return router
 
@@ -159,17 +155,23 @@ def _trouble(texts: TextRunner | None) -> str | None:
     return None
 
 
-class _PageWriter:
+class _PageWriter(Answer):
     """Writes an output as the events of its Watcher, followed by its figures."""
 
-    def __init__(self, client: Client, _requests: Sequence[TextRequest]) -> None:
-        self._client = client
+    def task(self, request: TextRequest) -> Task[TextEvent]:
+        client, body = self._client, self._body
+
+        def work(put: Callable[[TextEvent], None], end: Event) -> Completion:
+            watcher, rest = Watcher(client, put), request
+            if body.made:
+                rest, text, tokens = resume_request(client.text_model, request, body.made)
+                watcher.report("made", {"text": text, "tokens": tokens})
+            return watcher.complete(rest, end, alone=body.draft == NONE)
+
+        return work
 
     def whole(self, texts: Sequence[Completion]) -> dict[str, Any]:
         return ended(self._client, texts[0])
-
-    def begin(self) -> Iterable[StreamEvent]:
-        return ()
 
     def add(self, _index: int, event: TextEvent) -> Iterable[StreamEvent]:
         yield named_event(*event)
@@ -177,21 +179,5 @@ class _PageWriter:
     def finish(self, _index: int, text: Completion) -> Iterable[StreamEvent]:
         yield named_event("end", ended(self._client, text))
 
-    def end(self, _texts: Sequence[Completion]) -> Iterable[StreamEvent]:
-        return ()
-
     def fail(self, error: ApiError) -> Iterable[StreamEvent]:
         yield named_event("error", error.body["error"])
-
-
-def _watched(body: PageText, client: Client, request: TextRequest) -> Task[TextEvent]:
-    """Return the task that runs a request of the page and reports its events."""
-
-    def work(put: Callable[[TextEvent], None], end: Event) -> Completion:
-        watcher, rest = Watcher(client, put), request
-        if body.made:
-            rest, text, tokens = resume_request(client.text_model, request, body.made)
-            watcher.report("made", {"text": text, "tokens": tokens})
-        return watcher.complete(rest, end, alone=body.draft == NONE)
-
-    return work

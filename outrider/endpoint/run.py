@@ -8,50 +8,39 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-from fastapi import Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi import Request as HttpRequest
 from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import JSONResponse, Response
 
 from grpc_comm.client.connection import CONNECT_SECONDS
 from grpc_comm.transport import Address
 from inference.command import say
-from inference.errors import InvalidRequest, OutriderError, Unavailable
+from inference.errors import OutriderError, Unavailable
 from inference.loop.draft_thread import take_short_turns
-from outrider.endpoint.access import (
-    BodyBound,
-    HeadCheck,
-    KeyCheck,
-    OriginCheck,
-    allowed_hosts,
-    read_keys,
-)
-from outrider.endpoint.connections import (
-    ACCEPTED,
-    QUEUED,
-    BoundedConnection,
-    OutOfDescriptors,
-    bounded,
-)
-from outrider.endpoint.interfaces.answering import GRACE_SECONDS
+from outrider.endpoint.access import CallerCheck, RequestBounds, allowed_hosts, read_keys
+from outrider.endpoint.interfaces.answering import answer_request, check_model, read_requests
+from outrider.endpoint.interfaces.chat_answers import ChatWriter, TextWriter
 from outrider.endpoint.interfaces.failures import REFUSALS, ApiError, add_failures
-from outrider.endpoint.interfaces.text_routes import text_routes
+from outrider.endpoint.interfaces.messages import MessagesRequest, MessageWriter
+from outrider.endpoint.interfaces.requests import ChatRequest, CompletionRequest
+from outrider.endpoint.interfaces.responses import ResponseRequest, ResponseWriter
 from outrider.endpoint.page_routes import add_page, page_routes
+from outrider.endpoint.server import HttpServer, bounded, listening
 from outrider.endpoint.target_manager import TargetManager
+from outrider.endpoint.text_runner import TextRunner
 from outrider.options.roles import ServeRole
 from outrider.version import outrider_version
 
 SERVING = "serving "
 """Prefix of the stderr line with the server's address, printed once it accepts requests."""
-
 
 MAX_CONNECTIONS = 512
 """Maximum concurrent connections of HTTP clients."""
@@ -82,55 +71,24 @@ def serve_http(
             hosts=allowed_hosts(options.http_host, options.origins),
             origins=options.origins,
         )
-        config = http_config(
+        scheme = "https" if options.http_cert else "http"
+        address = f"{scheme}://{Address(options.http_host, bound.getsockname()[1])}"
+
+        def announce() -> None:
+            say(_ready_line(manager, address))
+            when_ready(address)
+
+        server = HttpServer(
             app,
             bounded(MAX_CONNECTIONS),
+            announce,
             ssl_certfile=options.http_cert,
             ssl_keyfile=options.http_key,
         )
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _ignore)
-        address = _address(options, bound)
-        _Server(config, _ready_line(manager, address), partial(when_ready, address)).run([bound])
+        server.run([bound])
     return 0
-
-
-def http_config(app: FastAPI, connections: int, **settings: Any) -> uvicorn.Config:
-    """Return the server's configuration. connections: maximum concurrent connections"""
-    return uvicorn.Config(
-        app,
-        http=partial(BoundedConnection, connections),  # type: ignore[arg-type]
-        ws="none",
-        loop="asyncio",  # uvloop drops the answer to a half-closed client
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=GRACE_SECONDS + 1,
-        backlog=ACCEPTED,
-        **settings,
-    )
-
-
-def listening(address: Address) -> socket.socket:
-    """Return a socket bound to the address. Raises InvalidRequest if binding fails."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind((address.host, address.port))
-    except OSError as error:
-        bound.close()
-        raise InvalidRequest(
-            f"cannot listen on {address}: {error.strerror or error}; --http_port 0 takes a free "
-            "port"
-        ) from error
-    return bound
-
-
-def _address(options: ServeRole, bound: socket.socket) -> str:
-    """Return the page's address."""
-    scheme = "https" if options.http_cert else "http"
-    return f"{scheme}://{Address(options.http_host, bound.getsockname()[1])}"
 
 
 def _ready_line(manager: TargetManager, address: str) -> str:
@@ -144,22 +102,6 @@ def _ignore(_number: int, _frame: object) -> None:
     """Ignore the signal that ended the server, which uvicorn raises again when it ends."""
 
 
-class _Server(uvicorn.Server):
-    """A server that prints a line and calls a function once it accepts requests."""
-
-    def __init__(self, config: uvicorn.Config, line: str, when_ready: Callable[[], object]) -> None:
-        super().__init__(config)
-        self._line, self._when_ready = line, when_ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().set_exception_handler(OutOfDescriptors(self.server_state))
-        await super().startup(sockets)
-        for bound in sockets or []:
-            bound.listen(QUEUED)  # replaces ACCEPTED, which uvicorn has set
-        say(self._line)
-        self._when_ready()
-
-
 def create_app(
     manager: TargetManager,
     keys: Sequence[str] = (),
@@ -170,10 +112,10 @@ def create_app(
 ) -> FastAPI:
     """Return the application that answers requests with the target in use.
 
-    keys: every route but /health requires one of them; empty: no key is required
-    admin_keys: further keys; if any keys are set, changing the target requires one of these
+    Every route but /health and the page's files requires a key, if keys are set. For keys,
+    admin_keys and origins see CallerCheck.
+
     hosts: host names that the server accepts, in lower case; empty to accept any
-    origins: origins of other sites' pages that may call the server
     """
 
     @asynccontextmanager
@@ -190,11 +132,19 @@ def create_app(
         redoc_url=None,
     )
     add_failures(app)
-    key_check = KeyCheck(keys, admin_keys)
-    checked = [Depends(OriginCheck(origins).check), Depends(key_check.check)]
+    callers = CallerCheck(keys, admin_keys, origins)
+    checked = [Depends(callers.check)]
     app.include_router(text_routes(manager), dependencies=checked)
-    app.include_router(page_routes(manager, [Depends(key_check.admin)]), dependencies=checked)
-    _add_health(app, manager)
+    app.include_router(page_routes(manager, [Depends(callers.admin)]), dependencies=checked)
+
+    @app.get("/health")
+    async def health() -> Response:
+        try:
+            texts = await manager.get()
+            await asyncio.to_thread(texts.client.target.probe, CONNECT_SECONDS)
+        except (ApiError, OutriderError) as error:
+            return JSONResponse({"status": "target unavailable", "reason": str(error)}, 503)
+        return JSONResponse({"status": "ok"})
 
     @app.get("/version", dependencies=checked)
     async def version() -> dict[str, str]:
@@ -206,8 +156,7 @@ def create_app(
         return Response(texts.metrics_page(), media_type=CONTENT_TYPE_LATEST)
 
     add_page(app)
-    app.add_middleware(BodyBound)
-    app.add_middleware(HeadCheck, names=hosts)
+    app.add_middleware(RequestBounds, hosts=hosts)
     if origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"]
@@ -215,15 +164,51 @@ def create_app(
     return app
 
 
-def _add_health(app: FastAPI, manager: TargetManager) -> None:
-    """Add /health, which answers 200 while the target answers, else 503 with the reason."""
+def text_routes(manager: TargetManager) -> APIRouter:
+    """Return the routes that answer with outputs of the target in use."""
+    router = APIRouter(prefix="/v1")
 
-    @app.get("/health")
-    async def health() -> Response:
-        try:
-            texts = await manager.get()
-            await asyncio.to_thread(texts.client.target.probe, CONNECT_SECONDS)
-        except (ApiError, OutriderError) as error:
-            content: dict[str, Any] = {"status": "target unavailable", "reason": str(error)}
-            return JSONResponse(content, 503)
-        return JSONResponse({"status": "ok"})
+    @router.get("/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_described(await manager.get())]}
+
+    @router.get("/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        texts = await manager.get()
+        check_model(texts, name)
+        return _described(texts)
+
+    @router.post("/chat/completions")
+    async def chat(body: ChatRequest, http: HttpRequest) -> Response:
+        return await answer_request(manager, body, http, ChatWriter)
+
+    @router.post("/completions")
+    async def completions(body: CompletionRequest, http: HttpRequest) -> Response:
+        return await answer_request(manager, body, http, TextWriter)
+
+    @router.post("/responses")
+    async def response(body: ResponseRequest, http: HttpRequest) -> Response:
+        return await answer_request(manager, body.chat(), http, ResponseWriter)
+
+    @router.post("/messages")
+    async def messages(body: MessagesRequest, http: HttpRequest) -> Response:
+        return await answer_request(manager, body.chat(), http, MessageWriter)
+
+    @router.post("/messages/count_tokens")
+    async def count(body: MessagesRequest) -> dict[str, int]:
+        texts, chat = await manager.get(), body.chat()
+        check_model(texts, chat.model)
+        requests = await texts.read(partial(read_requests, texts, chat))
+        return {"input_tokens": sum(len(request.ids) for request in requests)}
+
+    return router
+
+
+def _described(texts: TextRunner) -> dict[str, Any]:
+    return {
+        "id": texts.client.model,
+        "object": "model",
+        "created": texts.created,
+        "owned_by": "outrider",
+        "max_model_len": texts.client.length,
+    }

@@ -118,7 +118,6 @@ class TargetManager:
         raise ApiError(
             503,
             f"there is no target: {self.reason}",
-            "server_error",
             code="target_unavailable",
             retry_after=RETRY_SECONDS,
         )

@@ -1,22 +1,21 @@
 """Runs requests on threads for an asyncio server, which iterates over their parts. Concurrency is
-limited, and shared fairly between callers.
+limited, and callers share it fairly, as they do the target's checks of new grammars.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from threading import Event, Lock
 from typing import Any, TypeAlias, TypeVar
 
 from inference.errors import Busy, LimitExceeded, OutriderError, Unavailable
 from inference.sampling import Grammar
 from outrider.client.client import Client
-from outrider.endpoint.grammar_turns import GrammarTurns
 from outrider.endpoint.text_metrics import TextMetrics
 from outrider.text.completion import Completion
 from outrider.text.runner import Part, Task, TextRun
@@ -26,6 +25,12 @@ RETRY_SECONDS = 1.0
 
 SHARE = 3
 """Maximum ratio of a caller's running requests to the places that stay free for others."""
+
+MAX_WAITING = 8
+"""Maximum requests of one caller that wait until the target may check their new grammars."""
+
+MAX_CHECKED = 1000
+"""How many checked grammars are remembered, the latest ones."""
 
 READERS = 2
 """Maximum prompts tokenized at the same time; others wait, which limits memory."""
@@ -95,24 +100,22 @@ class TextRunner:
         LimitExceeded or Busy before any task starts, the error that ended a task, Unavailable for a
         task that end_all() cut off, and LimitExceeded if the budget was spent before a task began.
         """
-        end_turn, run = await self._grammars.begin(caller, grammar), None
-        try:
+        async with self._grammars.turn(caller, grammar) as end_turn:
             self.check_room(len(tasks), caller)
             run, queue = self._start(tasks, caller)
             unfinished = len(tasks)
-            while unfinished:
-                index, item = await queue.get()
-                if isinstance(item, OutriderError):
-                    raise item
-                if isinstance(item, Completion):
-                    self._check(item.raise_failure())
-                    unfinished -= 1
-                end_turn(True)
-                yield index, item
-        finally:
-            if run is not None:
+            try:
+                while unfinished:
+                    index, item = await queue.get()
+                    if isinstance(item, OutriderError):
+                        raise item
+                    if isinstance(item, Completion):
+                        self._check(item.raise_failure())
+                        unfinished -= 1
+                    end_turn()
+                    yield index, item
+            finally:
                 run.end()
-            end_turn(False)
 
     def _start(self, tasks: Sequence[Task[Part]], caller: str) -> tuple[TextRun[Part], Queue[Part]]:
         """Start the tasks. Returns their run, and the queue that receives their parts."""
@@ -170,3 +173,54 @@ class TextRunner:
     def metrics_page(self) -> bytes:
         """Return the metrics in Prometheus's text format."""
         return self.metrics.page(self.running, self._waiting, self.client.target.description.rows)
+
+
+class GrammarTurns:
+    """Admits one new grammar of each caller at a time. To be used on one event loop.
+
+    The target sees one key for all callers, and checks a key's new grammars one at a time. So each
+    caller may have one grammar in the target's queue; its further grammars wait here.
+    """
+
+    def __init__(self) -> None:
+        self._checked = OrderedDict[str, None]()
+        self._turns = defaultdict[str, asyncio.Lock](asyncio.Lock)
+        self._waiting = Counter[str]()
+
+    @asynccontextmanager
+    async def turn(self, caller: str, grammar: Grammar | None) -> AsyncIterator[Callable[[], None]]:
+        """Wait for the caller's turn, unless the grammar was checked; leaving the context ends it.
+
+        Yields a function that ends the turn, too: the target has checked the grammar. Raises Busy
+        if MAX_WAITING requests of the caller are waiting already.
+        """
+        if grammar is None or grammar.digest in self._checked:
+            yield lambda: None
+            return
+        waiting, lock = self._waiting[caller], self._turns[caller]
+        if waiting >= MAX_WAITING:
+            raise Busy(
+                f"{waiting} texts with new grammars wait for this caller: try again later",
+                RETRY_SECONDS,
+            )
+        self._waiting[caller] += 1
+        try:
+            await lock.acquire()
+        finally:
+            self._waiting[caller] -= 1
+        with ExitStack() as turn:
+            turn.callback(lock.release)
+
+            def end() -> None:
+                self._remember(grammar.digest)
+                turn.close()
+
+            if grammar.digest in self._checked:
+                end()
+            yield end
+
+    def _remember(self, digest: str) -> None:
+        self._checked[digest] = None
+        self._checked.move_to_end(digest)
+        if len(self._checked) > MAX_CHECKED:
+            self._checked.popitem(last=False)

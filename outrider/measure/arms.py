@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Event
 
-from inference.cost.billing import PER_MILLION, Billing
-from inference.cost.quantity import Figure
+from inference.cost.billing import PER_MILLION, Billing, Figure
 from outrider.client.client import Client
 from outrider.options.draft_flags import PRESETS
 from outrider.text.completion import Completion, Request, silent

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from inference.command import run_command
-from inference.extras import require
+from inference.errors import require
 from inference.flags.command_line import CommandOptions, parse_flags
 from outrider.measure.verbs import options as flags
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.cost.quantity import Figure, Quality, total
+from inference.cost.billing import Figure, Quality, total
 from outrider.measure.arms import AGAIN, BASELINE
 from outrider.measure.journal import TextKey, Values
 from outrider.text.pieces import Gaps, gaps_between

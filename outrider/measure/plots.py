@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from inference.extras import require
+from inference.errors import require
 from outrider.measure.arms import AGAIN
 from outrider.measure.figures import Row
 

@@ -13,8 +13,7 @@ from textwrap import fill
 from typing import Any
 
 from inference.command import say
-from inference.cost.billing import PER_MILLION
-from inference.cost.quantity import Figure, Quality
+from inference.cost.billing import PER_MILLION, Figure, Quality
 from inference.errors import MissingExtra
 from inference.files.writing import write_whole
 from outrider.measure.arms import AGAIN, BASELINE, HYBRID, command

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from inference.command import printable
-from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import Draft
 from inference.errors import InvalidRequest, OutriderError
 from inference.loop.draft_tuning import TUNING
 from outrider.client.client import Client, find_client_draft, open_client

@@ -65,7 +65,7 @@ def _read(device: str, directory: Path) -> Manifest:
         return read_compiled(directory)
     manifest = read_manifest(directory)
     if manifest.target in NATIVE:
-        from inference.backends.native.loading import check_native_machine
+        from inference.backends.native.ranks import check_native_machine
 
         check_native_machine(manifest)
     else:
@@ -80,7 +80,7 @@ def load_artifact(options: TargetOptions, manifest: Manifest) -> CompiledModel:
     """Load the artefact's model, and print its properties on stderr."""
     directory = Path(options.artifact or "")
     if manifest.target in NATIVE:
-        from inference.backends.native.loading import load_native
+        from inference.backends.native.ranks import load_native
 
         model: CompiledModel = load_native(directory, manifest, say)
     elif manifest.target != "cpu":
@@ -121,7 +121,7 @@ def with_neuron_artifact(options: Served) -> Served:
         return options
     from compile.builders import neuron_artifact
     from compile.compile_options import CompileOptions
-    from compile.plan.device import neuron_targets
+    from compile.plan.memory import neuron_targets
     from compile.request import find_checkpoint, make_request
     from inference.backends.neuron.sdk import has_device, instance_family
 

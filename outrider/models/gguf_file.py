@@ -46,7 +46,7 @@ class GgufFile(FoundModel):
         return Conditions(f"{loaded.device}, {processor()}, llama.cpp", loaded.threads)
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> GgufModel:
-        from inference.backends.gguf.loading import load_gguf
+        from inference.backends.gguf.model import load_gguf
 
         if options.dtype is not None:
             raise InvalidRequest(

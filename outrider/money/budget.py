@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from inference.cost.billing import Billing
-from inference.cost.quantity import Figure, Quality
+from inference.cost.billing import Billing, Figure, Quality
 from inference.errors import InvalidRequest
-from inference.loop.stats import Traffic
 from inference.planner.prices import Usage
+from inference.text_log import Traffic
 from outrider.money.goal import UNPRICED
 
 

@@ -170,8 +170,8 @@ def read_billing(options: PriceOptions) -> Billing:
     stated = flags_of(PriceOptions).keys() & vars(Billing())
     billing = Billing(**{name: getattr(options, name) for name in stated})
     if options.instance is not None:
-        from deploy.instance.kind import Market
-        from deploy.instance.price import InstancePrices
+        from deploy.instance import Market
+        from deploy.prices import InstancePrices
 
         try:
             prices = InstancePrices(live=not options.no_live)

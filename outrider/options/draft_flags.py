@@ -11,8 +11,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from pydantic import AfterValidator, Field
 
-from inference.errors import InvalidRequest
-from inference.extras import require
+from inference.errors import InvalidRequest, require
 from inference.flags.group import Alias, Group, Metavar
 from inference.flags.values import Count, Natural
 from inference.model.checkpoints.hub import is_gguf

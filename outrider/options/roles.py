@@ -11,7 +11,7 @@ from pydantic import model_validator
 
 from grpc_comm.transport import Address
 from inference.cost.billing import COSTS, ENERGIES
-from inference.extras import PACKAGES, is_installed, require
+from inference.errors import PACKAGES, is_installed, require
 from inference.flags.group import FlagRule
 from inference.flags.values import Directory, File, Name
 from inference.model.checkpoints.hub import is_gguf

@@ -18,8 +18,7 @@ from pydantic import Field
 from grpc_comm.server.model_registry import Served
 from inference.errors import InvalidRequest, OutriderError, Unavailable
 from inference.files.artifact import read_manifest
-from inference.files.json_file import read_json
-from inference.files.records import Count, Line, Record, read_record
+from inference.files.json_file import Count, Line, Record, read_json, read_record
 from outrider.models.artifacts import artifact_length
 from outrider.models.devices import pick_device
 from outrider.models.loading import find_named

@@ -22,8 +22,7 @@ from pydantic import model_validator
 from grpc_comm.server.hosted import Carrier, HostedTarget, await_routes
 from grpc_comm.transport import MAX_MESSAGE_BYTES, Address
 from inference.command import say
-from inference.errors import InvalidRequest
-from inference.extras import require
+from inference.errors import InvalidRequest, require
 from inference.files.artifact import read_manifest
 from inference.flags.command_line import CommandOptions
 from inference.flags.group import flags_of

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from inference.backends.timed import EMULATED
+from inference.backends.wrappers import EMULATED
 from inference.errors import Unavailable
 from inference.flags.group import flags_of
 from outrider.options.groups import TargetOptions

@@ -19,7 +19,7 @@ from grpc_comm.translate import Description
 from grpc_comm.transport import Address, check_free, parse_address
 from inference.backends.gguf.model import GgufModel
 from inference.backends.neuron.sdk import has_device
-from inference.backends.timed import TimedModel
+from inference.backends.wrappers import TimedModel
 from inference.command import logged, messages_to, say
 from inference.engine.batch_runner import collect_rarely
 from inference.engine.colocated.graph_rounds import RoundModel

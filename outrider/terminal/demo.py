@@ -13,7 +13,7 @@ from threading import Event
 from typing import TYPE_CHECKING, NamedTuple
 
 from inference.command import messages_to, run_command, say
-from inference.extras import require
+from inference.errors import require
 from inference.flags.command_line import CommandOptions, parse_flags
 from outrider.terminal.race import Arrival, Lane, conclude, show_race
 from outrider.terminal.replay import ALONE, OUTRIDER, replay_real

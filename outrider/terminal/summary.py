@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from inference.cost.billing import COSTS, PER_MILLION, price_words
-from inference.cost.quantity import Figure
+from inference.cost.billing import COSTS, PER_MILLION, Figure, price_words
 from inference.files.writing import write_whole
 from inference.planner.prices import Usage
 from outrider.money.budget import RunBudget

@@ -10,19 +10,19 @@ from functools import partial
 from threading import Event
 from typing import Any
 
-from inference.cost.quantity import Figure
+from inference.cost.billing import Figure
 from inference.errors import OutriderError, Unavailable
 from inference.loop.decode import Loop, Step, TargetSession
 from inference.loop.draft_thread import Drafter, Drafting
-from inference.loop.stats import DecodeStatistics, Traffic
 from inference.order import Decode, End, Pace, TokenLogProb
 from inference.planner.prices import Usage
 from inference.sampling import SamplingParams
 from inference.text.tokenizer import Tokenizer
+from inference.text_log import DecodeStatistics, Traffic
 from outrider.money.budget import Charge
+from outrider.text.call_reader import ToolCall, add_piece
 from outrider.text.pieces import Piece, PieceMaker, gaps_between
-from outrider.text.tools.call_reader import ToolCall, add_piece
-from outrider.text.tools.tool_calls import Tools
+from outrider.text.tool_calls import Tools
 
 PROPOSERS = ("model", "copy", "host", "device")
 """Names that a record uses for the kinds of proposers."""

@@ -1,11 +1,11 @@
-"""Parameters of a request, and the grammar of its output."""
+"""Parameters of a request, the model's defaults for them, and the grammar of the output."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from inference.errors import InvalidRequest
 from inference.sampling import (
@@ -16,10 +16,49 @@ from inference.sampling import (
     GrammarKind,
     SamplingParams,
 )
-from outrider.text.defaults import defaults_of
-from outrider.text.stop_strings import StopStrings
-from outrider.text.tools.schemas import written
-from outrider.text.tools.tool_calls import Function, Tools, chosen
+from outrider.text.json_values import written
+from outrider.text.pieces import StopStrings
+from outrider.text.tool_calls import Function, Tools, chosen
+
+
+class TextDefaults(NamedTuple):
+    """A model's defaults.
+
+    temperature: None for the interface's default: 1 over HTTP, 0 elsewhere
+    stop: stop strings of a request that sets neither temperature nor stop strings
+    suggestions: example prompts
+    """
+
+    temperature: float | None = None
+    stop: tuple[str, ...] = ()
+    suggestions: tuple[str, ...] = (
+        "Explain speculative decoding in three sentences.",
+        "Write a Python function that merges two sorted lists.",
+        "Which numbers solve x² = 2x + 3?",
+    )
+
+
+DEFAULTS = {
+    # This model continues Python, and loops when greedy. Stop strings end a function or a class.
+    "outrider-embedded-target": TextDefaults(
+        temperature=0.8,
+        stop=("\n\n\n", "\n\n#", "\ndef ", "\nclass ", "\nif __name__"),
+        suggestions=(
+            'def read_lines(path):\n    """Return the lines of a file."""\n    with open(path',
+            'def splitext(path):\n    """Split the extension from a pathname."""\n    sep =',
+            'class Stack:\n    """A stack of items."""\n\n    def __init__(self):\n'
+            "        self._items = []\n\n    def push(self, item):\n"
+            "        self._items.append(item)\n\n    def",
+        ),
+    ),
+}
+"""Defaults by the name under which a target serves the model."""
+
+
+def defaults_of(model: str) -> TextDefaults:
+    """Return the defaults of the model with this name."""
+    return DEFAULTS.get(model, TextDefaults())
+
 
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this value are greedy, as in vLLM."""

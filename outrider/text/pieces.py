@@ -1,4 +1,4 @@
-"""Turns committed tokens into pieces of text."""
+"""Turns committed tokens into pieces of text, which end at the first stop string."""
 
 from __future__ import annotations
 
@@ -8,12 +8,53 @@ from typing import NamedTuple
 
 import numpy as np
 
+from inference.errors import InvalidRequest
 from inference.order import TokenLogProb
 from inference.proposer import NOBODY
 from inference.text.tokenizer import Tokenizer
-from outrider.text.stop_strings import StopStrings
-from outrider.text.tools.call_reader import CallPiece
-from outrider.text.tools.tool_calls import Tools
+from outrider.text.call_reader import CallPiece, begun
+from outrider.text.tool_calls import Tools
+
+MAX_STOPS, MAX_STOP_LENGTH = 16, 1024
+"""Maximum number of stop strings, and maximum characters of each."""
+
+
+class StopStrings:
+    """Passes on pieces of text up to the first stop string, which is left out.
+
+    The end of a piece is held back while it may begin a stop string. Raises InvalidRequest for an
+    empty stop string, for too many, or for one that is too long.
+
+    match: the stop string that was found; empty if none was
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        if len(strings) > MAX_STOPS or any(
+            not 1 <= len(string) <= MAX_STOP_LENGTH for string in strings
+        ):
+            raise InvalidRequest(
+                f"up to {MAX_STOPS} stop strings of 1 to {MAX_STOP_LENGTH} characters are allowed: "
+                f"got {[string[:40] for string in strings[: MAX_STOPS + 1]]}"
+            )
+        self._strings, self._buffer, self.match = tuple(strings), "", ""
+
+    def push(self, piece: str) -> str:
+        """Add a piece. Returns the text that is certainly before a stop string; empty after one."""
+        if self.match or not self._strings:
+            return "" if self.match else piece
+        text = self._buffer + piece
+        places = [(text.find(string), string) for string in self._strings if string in text]
+        if places:
+            (place, self.match), self._buffer = min(places), ""
+            return text[:place]
+        certain = len(text) - max(begun(text, string) for string in self._strings)
+        self._buffer = text[certain:]
+        return text[:certain]
+
+    def finish(self) -> str:
+        """Return the text held back at the end of the output; empty after a stop string."""
+        rest, self._buffer = self._buffer, ""
+        return rest
 
 
 class Piece(NamedTuple):

@@ -20,8 +20,8 @@ from inference.text.tokenizer import Tokenizer
 from outrider.options.groups import SamplingOptions, TextOptions
 from outrider.text.completion import Request
 from outrider.text.parameters import Parameters, text_form
-from outrider.text.stop_strings import StopStrings
-from outrider.text.tools.tool_calls import NO_TOOLS, Message, Tools
+from outrider.text.pieces import StopStrings
+from outrider.text.tool_calls import NO_TOOLS, Message, Tools
 
 Prompt: TypeAlias = "str | Sequence[Message] | Sequence[int]"
 """Text to continue, the messages of a chat, or token ids."""

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compile.parallel import calls_between
 from compile.spec import CompileSpec, mask_words, prefill_bucket, verify_bucket
+from inference.backends.neuron.model import calls_between
 from inference.files.artifact import Bucket, DraftBucket, FusedPart, RoundBucket
 from inference.model.cache import cache_names
 from inference.model.checkpoints.config import (
@@ -20,7 +20,7 @@ from inference.model.checkpoints.config import (
     read_config,
     read_raw_config,
 )
-from inference.model.choice.noise_window import NoisePlace, fill_inputs
+from inference.model.choice.graph_choice import NoisePlace, fill_inputs
 from inference.model.graphs.round_graph import idle_inputs
 from inference.model.graphs.verify_graph import example_inputs
 from inference.tree.tree_shape import Branches

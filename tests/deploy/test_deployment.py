@@ -1,9 +1,12 @@
-"""What a deployment is made of: images, quotas, the template, and what a failed launch means."""
+"""What a deployment is made of: instance types, images, quotas, the template, what a host serves
+and how fast, and what a failed launch means.
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,22 +14,30 @@ from typing import Any
 import boto3
 import pytest
 from botocore.stub import Stubber
+from moto import mock_aws
 
 from compile.aws import Aws
 from compile.compile_options import parse as parse_compile
+from compile.plan.report import pass_seconds
+from compile.request import find_checkpoint, make_request
 from deploy.commands.options import UpOptions
+from deploy.ec2 import host_size, with_image
 from deploy.host.user_data import MAX_BYTES, PORT
-from deploy.instance.kind import NEURON_IMAGE, InstanceKind
+from deploy.instance import NEURON_BASE_IMAGE, NEURON_IMAGE, InstanceKind
+from deploy.plan import computed_speed, read_served
+from deploy.prices import bundled_prices
 from deploy.stack import (
     TEMPLATE,
     LaunchFailure,
     StackState,
     TargetStack,
+    Wait,
     read_template,
     template_body,
 )
-from deploy.waiting import Wait
-from inference.errors import InvalidRequest
+from inference.errors import BadArtifact, InvalidRequest
+from inference.files.artifact import Manifest, write_manifest
+from tests.support.artifacts import TRN1, trn1_manifest
 from tests.support.clock import Clock
 from tests.support.refusals import assert_refused
 from tests.support.repository import tool
@@ -174,7 +185,7 @@ def test_the_first_failure_of_a_stack_is_its_cause() -> None:
             events[2], events[3] = events[3], events[2]
         asked = {"StackName": "arn:1"}
         stack = stack_of(("describe_stack_events", asked, {"StackEvents": events}))
-        found = stack.failure(StackState("arn:1", "DELETE_COMPLETE", NOW, {}, {}))
+        found = stack.failure(StackState("arn:1", "DELETE_COMPLETE", {}, {}))
         assert found == LaunchFailure(*happened[1][::2])
         assert found.cause == "capacity"
 
@@ -217,16 +228,15 @@ def test_a_host_calls_out_for_packages_and_names_alone() -> None:
     ]
 
 
-def test_an_image_that_is_named_lets_trn2_serve() -> None:
+def test_a_host_follows_its_options() -> None:
     served: dict[str, Any] = {"artifact": "s3://bkt/p", "digest": "0" * 64}
     options = UpOptions(instance="trn2.3xlarge", **served, image="/own/image")
-    assert options.host("us-east-1").image_parameter == "/own/image"
-
-
-def test_the_bucket_of_a_model_on_s3_is_read() -> None:
+    assert options.host("us-east-1").image == "/own/image"
     options = UpOptions(instance="c7i.large", model="s3://models/qwen", digest="0" * 64)
     assert options.bucket_name("1", "us-east-1") == "models"
     assert options.served == "0" * 64
+    options = UpOptions(instance="c7i.large", subnet="subnet-1", private=True)
+    assert options.host("us-east-1").template_parameters["Private"] == "true"
 
 
 def test_a_schedule_outside_the_instance_ends_it_at_its_lifetime_and_can_do_nothing_else() -> None:
@@ -268,9 +278,93 @@ def test_a_wait_prints_each_new_state_and_an_old_one_once_a_minute(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = Clock(0.0)
-    monkeypatch.setattr("deploy.waiting.time.monotonic", clock)
+    monkeypatch.setattr("deploy.stack.time.monotonic", clock)
     wait = Wait("i-1")
     for clock.now, words in ((0, "pending"), (5, "pending"), (9, "running"), (70, "running")):
         wait.report(words)
     printed = capsys.readouterr().err.splitlines()
     assert printed == ["i-1: pending, 0 s", "i-1: running, 9 s", "i-1: running, 70 s"]
+
+
+@pytest.fixture(scope="module")
+def manifest() -> Manifest:
+    return trn1_manifest()
+
+
+def deployed(instance: str, artifact: str, digest: str | None = None) -> UpOptions:
+    return UpOptions(instance=instance, artifact=artifact, digest=digest)
+
+
+def test_the_speed_is_that_of_the_widest_graph_without_candidates(manifest: Manifest) -> None:
+    checkpoint = find_checkpoint(TRN1)
+    spec = make_request(TRN1, checkpoint).spec
+    (bucket,) = [one for one in spec.buckets if one.nodes == 1 and one.rows == spec.rows]
+    speed = computed_speed(manifest)
+    assert speed is not None
+    time = pass_seconds(checkpoint.config, spec, bucket)
+    assert time is not None
+    assert time.seconds is not None
+    assert speed.tokens_per_second == pytest.approx(spec.rows / time.seconds)
+    assert computed_speed(replace(manifest, target="trn3")) is None, "a range is no speed"
+
+
+def test_an_artefact_here_is_read_with_its_digest_and_refused_for_another_device(
+    manifest: Manifest, tmp_path: Path
+) -> None:
+    write_manifest(tmp_path, manifest)
+    deployment, other = (deployed(one, str(tmp_path)) for one in ("trn1.2xlarge", "inf2.xlarge"))
+    assert read_served(deployment) == manifest
+    assert deployment.served == manifest.digest()
+    assert_refused(lambda: read_served(other), ["trn1", "inf2.xlarge"])
+
+
+@pytest.mark.usefixtures("aws_keys")
+def test_of_an_artefact_on_s3_the_manifest_alone_is_fetched_and_checked(
+    manifest: Manifest, tmp_path: Path
+) -> None:
+    write_manifest(tmp_path, manifest)
+    with mock_aws():
+        s3 = boto3.client("s3", region_name="us-east-1")
+        s3.create_bucket(Bucket="store")
+        for digest in (manifest.digest(), "0" * 64):
+            s3.upload_file(str(tmp_path / "manifest.json"), "store", f"a/manifests/{digest}.json")
+        right, wrong = (
+            deployed("trn1.2xlarge", "s3://store/a", digest)
+            for digest in (manifest.digest(), "0" * 64)
+        )
+        assert read_served(right) == manifest
+        assert_refused(lambda: read_served(wrong), ["manifests/"], BadArtifact)
+
+
+@pytest.fixture
+def ec2(aws_keys: None) -> Any:
+    """EC2 of moto, whose instance types are those that AWS described one day."""
+    with mock_aws():
+        yield boto3.client("ec2", region_name="us-east-1")
+
+
+@pytest.mark.parametrize("name", ["trn1.2xlarge", "trn1.32xlarge", "trn2.48xlarge", "inf2.xlarge"])
+def test_the_bundled_accelerators_are_as_ec2_describes_them_but_for_trainium2s_memory(
+    name: str, ec2: Any
+) -> None:
+    found = ec2.describe_instance_types(InstanceTypes=[name])["InstanceTypes"][0]["NeuronInfo"]
+    (device,) = found["NeuronDevices"]
+    gib = device["Count"] * device["MemoryInfo"]["SizeInMiB"] // 1024
+    if device["Name"] == "Trainium2":
+        assert gib == 16 * 512, "EC2 reports it rightly now: the correction can go"
+        gib = 16 * 96
+    cores = device["Count"] * device["CoreInfo"]["Count"]
+    told = f"{device['Count']} {device['Name']}: {cores} cores, {gib} GiB"
+    assert bundled_prices().types[name].accelerators == told
+
+
+def test_a_type_has_the_size_that_ec2_describes_and_one_that_it_does_not_is_refused(
+    ec2: Any,
+) -> None:
+    assert host_size(Aws("us-east-1"), "r5.2xlarge") == (8, 64)
+    assert_refused(lambda: host_size(Aws("us-east-1"), "trn3.48xlarge"), ["trn3"])
+
+
+def test_where_awss_image_for_neuron_is_gone_a_host_starts_from_the_base(ec2: Any) -> None:
+    host = deployed("trn1.2xlarge", "s3://bkt/a", "0" * 64).host("us-east-1")
+    assert with_image(Aws("us-east-1"), host).image == NEURON_BASE_IMAGE

@@ -13,12 +13,12 @@ from typing import Any
 
 import boto3
 import pytest
-from botocore.awsrequest import AWSResponse
 from botocore.stub import ANY, Stubber
 
 from compile.aws import Aws, AwsDown
-from deploy.instance.kind import Market
-from deploy.instance.price import (
+from deploy.ec2 import RunningInstance
+from deploy.instance import Market
+from deploy.prices import (
     ON_DEMAND_TERMS,
     InstancePrices,
     NoPrice,
@@ -26,7 +26,6 @@ from deploy.instance.price import (
     bundled_prices,
     cost_so_far,
 )
-from deploy.instance.running import RunningInstance
 from tests.support.commands import Run
 from tests.support.refusals import assert_refused
 
@@ -129,28 +128,6 @@ def test_a_price_on_the_second_page_is_found() -> None:
 def test_the_filters_that_pin_the_row_are_those_of_a_plain_instance_on_demand() -> None:
     assert ON_DEMAND_TERMS["marketoption"] == "OnDemand"
     assert ON_DEMAND_TERMS["operatingSystem"] == "Linux"
-
-
-@pytest.mark.usefixtures("aws_keys")
-def test_a_throttled_call_is_made_again() -> None:
-    client = Aws("us-east-1").client("pricing")
-    replies = [
-        (400, {"__type": "ThrottlingException", "message": "Rate exceeded"}),
-        (200, {"FormatVersion": "aws_v1", "PriceList": [hourly(TRN1, "1.34375")]}),
-    ]
-
-    def answer(request: Any, **_: object) -> AWSResponse:
-        status, body = replies.pop(0)
-        content = SimpleNamespace(stream=lambda: [json.dumps(body).encode()])
-        kind = {"content-type": "application/x-amz-json-1.1"}
-        return AWSResponse(request.url, status, kind, content)
-
-    client.meta.events.register("before-send.pricing.GetProducts", answer)
-    assert (
-        InstancePrices(account=lambda _: Account("pricing", client)).find(*TRN1).source
-        == "AWS price list"
-    )
-    assert not replies
 
 
 def test_a_call_that_stays_throttled_leaves_the_bundled_price(
@@ -283,17 +260,11 @@ def test_an_instance_costs_its_hours_until_it_ended() -> None:
     assert cost_so_far(instance, FAR[1]).startswith("not known: no price for trn1.2xlarge")
 
 
-def test_the_command_prints_a_table_with_source_and_day(run: Run) -> None:
-    flags = ["--instance", "trn1.2xlarge", "--region", "us-east-1", "--no_live"]
-    shown = run("deploy", "prices", *flags)
-    figures = ("on-demand", "1.34375", "2026-09-24", "20260924211011")
-    assert all(part in shown.out for part in ("trn1.2xlarge", *figures))
-
-
-def test_the_table_fits_80_columns_and_states_its_source_once(run: Run) -> None:
+def test_the_table_fits_80_columns_and_states_its_source_and_day_once(run: Run) -> None:
     shown = run("deploy", "prices", "--no_live")
     assert max(map(len, shown.out.splitlines())) <= 80
-    assert shown.out.count("20260924211011") == 1
+    assert shown.out.count("20260924211011") == shown.out.count("2026-09-24") == 1
+    assert all(part in shown.out for part in ("us-east-1, on-demand", "1.34375"))
     priced = [name for name, one in bundled_prices().types.items() if one.usd_per_hour]
     assert all(name in shown.out for name in priced)
 

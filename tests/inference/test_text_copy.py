@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 from inference.errors import Mismatch
-from inference.loop.stats import Traffic
-from inference.loop.text_copy import MAX_UNREAD, TextCopy
 from inference.order import Decode, End, Pace, Progress, TokenLogProb
 from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
+from inference.text_log import MAX_UNREAD, TextCopy, Traffic
 from tests.support.wire_fixtures import progress
 
 PROMPT = [1, 2, 3]

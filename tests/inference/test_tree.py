@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.errors import InvalidRequest
-from inference.tree.accept import Verdict, accept_matches
-from inference.tree.token_tree import TokenTree
+from inference.tree.token_tree import TokenTree, Verdict, accept_matches
 
 
 def tree(tokens: list[int], parents: list[int]) -> TokenTree:

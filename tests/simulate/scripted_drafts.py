@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from inference.backends import Ranked, Segment
 from inference.loop.draft_thread import CandidateSink
 from inference.order import Progress
-from inference.planner.acceptance import PairStats
-from inference.planner.acceptance_file import read_acceptance
+from inference.planner.acceptance import PairStats, read_acceptance
 from inference.proposer import DraftUsage, Nodes, Proposer
 from inference.sampling import SamplingParams
 from inference.times import Times
 from tests.simulate.kernel import Kernel, kernel
-from tests.support.columns import BASE, candidates_of
-from tests.support.scripted_models import Says, ScriptedModel
+from tests.support.scripted import BASE, Says, ScriptedModel, candidates_of
 
 LEARNED = read_acceptance()
 

@@ -14,7 +14,7 @@ from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.transport import Address
 from inference.backends import Chosen, Segment
-from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import Draft
 from inference.engine.colocated.drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.prefix_cache import CacheRow
@@ -28,7 +28,7 @@ from tests.simulate.scripted_drafts import TimedDraft, knowledge
 from tests.support.clock import Clock
 from tests.support.exact import VOCABULARY, Exact
 from tests.support.hostile import keys_file
-from tests.support.scripted_models import skilled
+from tests.support.scripted import skilled
 from tests.support.wire_fixtures import describe
 
 LONGEST, MOST_NODES = 512, 16

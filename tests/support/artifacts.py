@@ -16,7 +16,6 @@ from compile.build.build import (
     make_manifest,
     read_source,
 )
-from compile.build.progress import BuildProgress
 from compile.compile_options import CompileOptions
 from compile.plan.buckets import GraphSizes, graphs_of
 from compile.request import find_checkpoint, make_request
@@ -83,7 +82,7 @@ def build(
     builder: Builder | None = None,
     spec: CompileSpec | None = None,
     say: Callable[[str], None] = lambda line: None,
-    progress: BuildProgress | None = None,
+    live: bool = False,
 ) -> Manifest:
     """An artefact in `directory`, from a checkpoint beside it."""
     source = checkpoint(directory.parent / "checkpoint")
@@ -93,7 +92,8 @@ def build(
         builder or FakeBuilder(),
         directory,
         command="a test",
-        progress=progress or BuildProgress(say),
+        say=say,
+        live=live,
     )
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-from deploy.instance.kind import NEURON_IMAGE
+from deploy.instance import NEURON_IMAGE
 from tests.support.repository import ROOT
 
 ACCOUNT, REGION = "123456789012", "us-east-1"

@@ -17,40 +17,36 @@ from numpy.typing import NDArray
 
 from compile.build.cpu import CpuBuilder
 from inference.backends import Model
-from inference.backends.cuda.library import CudaLibraryModel
 from inference.backends.cuda.model import CudaModel
-from inference.backends.dynamic_batcher import DynamicBatcher
 from inference.backends.eager import EagerModel
 from inference.backends.gguf.library import SEQUENCES
 from inference.backends.gguf.states import GgufStates
 from inference.backends.gguf.trees import GgufTrees
 from inference.backends.graphs.compiled import load_compiled, read_compiled
-from inference.backends.libraries.transformers_loading import load_transformers
+from inference.backends.libraries.transformers_loading import CudaLibraryModel, load_transformers
 from inference.backends.libraries.transformers_model import TransformersModel
 from inference.backends.native.program import GRAPHS, RankPlan
 from inference.backends.native.ranks import Ranks
 from inference.backends.neuron.legacy import load_legacy_neuron
 from inference.backends.neuron.model import NeuronModel
 from inference.backends.sequence import ModelSequence
-from inference.backends.timed import TimedModel
+from inference.backends.wrappers import DynamicBatcher, TimedModel
 from inference.engine.sessions.local_session import LocalSession
 from inference.model.checkpoints.config import read_config
 from inference.model.checkpoints.library_config import read_library_config
 from inference.model.decoder import Decoder
-from inference.model.fused_layers import FUSED
+from inference.model.layers import FUSED
 from inference.sampling import SamplingParams
 from inference.times_file import Profile
 from inference.tree.token_tree import TokenTree
 from tests.support import heads
-from tests.support.drafts import alone
 from tests.support.equality import NearTies, Produce, assert_same_text
-from tests.support.fake_llama_cpp import Cells, StateCells, model_of, own_text
-from tests.support.fake_neuron import Neuron
-from tests.support.fake_recorder import Reruns
-from tests.support.fake_tnx import install_tnx
+from tests.support.fake_cuda import Reruns
+from tests.support.fake_neuron import Neuron, install_tnx
+from tests.support.gguf_models import Cells, StateCells, model_of, own_text
 from tests.support.models import by_id, sequence_after, write_checkpoint
-from tests.support.native_targets import native_spec, prepared
 from tests.support.neuron_artifacts import (
+    CPU,
     FEW,
     JUNK,
     LENGTH,
@@ -62,10 +58,12 @@ from tests.support.neuron_artifacts import (
     built_model,
     eager_of,
     engine_of,
+    native_spec,
+    prepared,
     spec_of,
     whole,
 )
-from tests.support.strict_torch_neuron import CPU
+from tests.support.pairs import alone
 
 
 class Machine(NamedTuple):

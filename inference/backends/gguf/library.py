@@ -11,13 +11,12 @@ import importlib
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.errors import InvalidRequest, MissingExtra, Unavailable, UnsupportedModel
-from inference.extras import require
+from inference.errors import InvalidRequest, MissingExtra, Unavailable, UnsupportedModel, require
 from inference.model.checkpoints.weight_files import sample
 from inference.tree.token_tree import IntArray
 
@@ -192,6 +191,34 @@ class TokenBatch(NamedTuple):
         )
 
 
+class Cells(Protocol):
+    """The cells of llama.cpp's sequences."""
+
+    sequences: int
+
+    def copy(self, source: int, target: int, start: int, end: int) -> None:
+        """Add the cells of sequence `source` at positions `start` to `end` - 1 to `target`."""
+        ...
+
+    def remove(self, sequence: int, start: int) -> None:
+        """Remove the cells from position `start` on from a sequence. Cells that no sequence has any
+        more become free.
+        """
+        ...
+
+
+class LlamaContext(Cells, Protocol):
+    """A model and its cells."""
+
+    def decode(self, batch: TokenBatch) -> NDArray[np.float32]:
+        """Compute tokens as members of sequences. Returns logits [picked, vocabulary], which the
+        next call overwrites.
+
+        Raises Unavailable if llama.cpp fails; cells may then contain some of the tokens.
+        """
+        ...
+
+
 class ContextSizes(NamedTuple):
     """The maximum keys, tokens per decode, and sequences of a context."""
 
@@ -201,7 +228,7 @@ class ContextSizes(NamedTuple):
 
 
 class GgufContext:
-    """A model and its cells. Not thread-safe. Implements LlamaContext.
+    """A LlamaContext of llama.cpp. Not thread-safe.
 
     shadows: whether a second sequence shares the cells of each one, which protects them from reuse
     gpu: index of the GPU that computes all layers; None for the CPU
@@ -256,10 +283,6 @@ class GgufContext:
             self._library.llama_memory_seq_rm(self._memory, sequence + offset, start, -1)
 
     def decode(self, batch: TokenBatch) -> NDArray[np.float32]:
-        """Compute tokens. Returns logits [picked, vocabulary], which the next call overwrites.
-
-        Raises Unavailable if llama.cpp fails; cells may then contain some of the tokens.
-        """
         buffer, n = self._batch, len(batch.tokens)
         members = [
             [sequence + offset for offset in self._offsets for sequence in ids]

@@ -1,7 +1,4 @@
-"""A GGUF file's model as a Model, run by llama.cpp.
-
-llama.cpp computes logits; host_choice samples from them with the same noise as all backends. If the
-model has only keys, trees.py maps slots to llama.cpp's sequences; with running states, states.py.
+"""A GGUF file's model as a Model, run by llama.cpp and tested with a small tree at load time.
 
 llama.cpp's results depend on the batch and on the order of cells. So the output equals that of the
 target alone except at near-ties of scores.
@@ -9,50 +6,37 @@ target alone except at near-ties of scores.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Chosen, Ranked, Segment
 from inference.backends.batch import check_rows
+from inference.backends.gguf.library import (
+    MIN_BATCH,
+    SEQUENCES,
+    GgufContext,
+    GgufFacts,
+    LlamaContext,
+    TokenBatch,
+)
+from inference.backends.gguf.states import GgufStates
+from inference.backends.gguf.trees import GgufTrees
 from inference.backends.libraries.host_choice import Floats, choose_of_row, rank_of_row
+from inference.backends.libraries.tree_lines import TreeTrial
 from inference.backends.sequence import ModelSequence
-from inference.errors import LimitExceeded
+from inference.errors import LimitExceeded, Mismatch, UnsupportedModel
 from inference.sampling import SamplingParams
-from inference.tree.token_tree import TokenTree
+from inference.tree.token_tree import IntArray, TokenTree
 
 T = TypeVar("T")
 
 
-class Computation(Protocol):
-    """Computes the new nodes of segments by llama.cpp. Segments have distinct rows.
-
-    rows, capacity, branches: as in Model
-    batch: maximum tokens per decode
-    """
-
-    rows: int
-    capacity: int
-    branches: bool
-    batch: int
-
-    def check(self, segment: Segment) -> None:
-        """Raise LimitExceeded for a segment that is too large even on its own."""
-        ...
-
-    def logits(self, segments: Sequence[Segment]) -> Iterator[tuple[Segment, Floats]]:
-        """Yield each segment with the logits [p, V] at its picked nodes. The next iteration
-        overwrites them.
-
-        If this raises Unavailable, the slots of new nodes are empty, and other slots unchanged.
-        """
-        ...
-
-    def copy_row(self, source: int, target: int, slots: int) -> None:
-        """See Model.copy_row."""
-        ...
+Computation: TypeAlias = GgufTrees | GgufStates
+"""Computes the new nodes of segments by llama.cpp."""
 
 
 class GgufModel:
@@ -115,3 +99,77 @@ class GgufModel:
         self._computation.check(segment)
         if highest >= self.capacity:
             raise LimitExceeded(f"position {highest}: this model has {self.capacity} slots a row")
+
+
+def load_gguf(
+    path: Path,
+    facts: GgufFacts,
+    *,
+    rows: int,
+    capacity: int,
+    max_nodes: int,
+    vocabulary: int,
+    threads: int,
+    gpu: int | None = None,
+) -> GgufModel:
+    """Load a GGUF file's model.
+
+    vocabulary: number of token ids of the tokenizer
+    gpu: index of the GPU that computes all layers (not yet run on hardware); None for the CPU
+
+    Raises MissingExtra, Mismatch, LimitExceeded, Unavailable, and UnsupportedModel if the logits of
+    a tree differ from those of its paths.
+    """
+    if vocabulary > len(facts.tokens):
+        raise Mismatch(f"{path} has {len(facts.tokens)} token ids, but the tokenizer {vocabulary}")
+    shadows = facts.needs_shadows(capacity)
+    kind: type[Computation] = GgufStates if facts.states else GgufTrees
+    sequences = SEQUENCES // (1 + shadows)
+    if rows > (limit := kind.max_rows(sequences)):
+        raise LimitExceeded(f"{rows} rows: this GGUF model takes up to {limit}")
+    sizes = kind.sizes(rows, capacity, max_nodes, sequences)
+    context = GgufContext(path, facts, sizes, shadows=shadows, threads=threads, gpu=gpu)
+    try:
+        check_trees(context, kind, vocabulary, float32=facts.float32)
+    except ValueError as error:
+        raise UnsupportedModel(f"{path}: architecture {facts.architecture}: {error}") from error
+    return GgufModel(
+        kind(context, rows=rows, capacity=capacity, batch=sizes.batch),
+        max_nodes=max_nodes,
+        vocabulary=vocabulary,
+        kind=facts.weights,
+        threads=threads,
+        device="cpu" if gpu is None else f"cuda:{gpu}",
+    )
+
+
+def check_trees(
+    context: LlamaContext, kind: type[Computation], vocabulary: int, *, float32: bool
+) -> None:
+    """Raise ValueError unless the logits of a tree equal those of its paths.
+
+    context: must have no keys, and has none afterwards
+    """
+    trial = TreeTrial.of(vocabulary)
+    paths = np.stack([_path_logits(context, path)[:, :vocabulary] for path in trial.paths])
+    tried = kind(context, rows=1, capacity=trial.tokens, batch=MIN_BATCH)
+    model = GgufModel(
+        tried,
+        max_nodes=trial.tokens,
+        vocabulary=vocabulary,
+        kind="trial",
+        threads=1,
+        device="trial",
+    )
+    nodes = model.logits_of(trial.prompt, trial.tree)
+    for sequence in range(context.sequences):
+        context.remove(sequence, 0)
+    trial.check(nodes, paths, float32=float32)
+
+
+def _path_logits(context: LlamaContext, path: IntArray) -> NDArray[np.float32]:  # [n, ids]
+    n = len(path)
+    picked = np.ones(n, dtype=np.bool_)
+    logits = context.decode(TokenBatch(path, np.arange(n, dtype=np.int32), [[0]] * n, picked))
+    context.remove(0, 0)
+    return logits.copy()  # the next call overwrites them

@@ -1,8 +1,8 @@
 """Trees of a llama.cpp model with running states: Mamba, linear attention, convolutions.
 
 llama.cpp has only the state after a sequence's last token. So each row stores several sequences
-with prefixes of its tokens. Each line of a tree is computed in a copy of the longest matching
-prefix, after recomputing the tokens between the prefix and the line.
+with prefixes of its tokens, and each line of a tree is computed in a copy of the longest matching
+one.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Segment
-from inference.backends.gguf.branches import LlamaContext
-from inference.backends.gguf.library import MIN_BATCH, ContextSizes, TokenBatch
+from inference.backends.gguf.library import MIN_BATCH, ContextSizes, LlamaContext, TokenBatch
 from inference.backends.libraries.host_choice import Floats
-from inference.backends.libraries.kept_states import BEHIND, KEPT, begins, thinned
-from inference.backends.libraries.tree_lines import lines_of, path_of
+from inference.backends.libraries.tree_lines import BEHIND, KEPT, begins, lines_of, path_of, thinned
 from inference.errors import Unavailable
 from inference.tree.token_tree import IntArray
 
@@ -96,7 +94,7 @@ class GgufStates:
         self._keep(target, [self._copied(prefix) for prefix in self._kept[source]])
 
     def logits(self, segments: Sequence[Segment]) -> Iterator[tuple[Segment, Floats]]:
-        """Compute segments in as few decodes as possible. See Computation.logits()."""
+        """See GgufTrees.logits()."""
         waiting = deque(chain.from_iterable(map(self._lines, segments)))
         results = dict[tuple[int, int], Floats]()
         pending = {(segment.row, node) for segment in segments for node in segment.pick.tolist()}

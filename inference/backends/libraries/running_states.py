@@ -1,9 +1,8 @@
 """Layers of the transformers library with a running state instead of keys: linear attention, Mamba
 and short convolutions.
 
-The inputs of such layers are stored by slot, like keys. So the state after any node can be
-recomputed, and rows can be copied and cut as usual. A few states of each row are stored to limit
-recomputation. Each line of a tree begins with a copy of a stored state.
+The inputs of such layers are stored by slot, like keys, so the state after any node can be
+recomputed, and rows can be copied and cut. A few states of each row are stored to limit that.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from inference.backends import Segment
-from inference.backends.libraries.kept_states import BEHIND, begins, thinned
-from inference.backends.libraries.tree_lines import lines_of, path_of
+from inference.backends.libraries.tree_lines import BEHIND, begins, lines_of, path_of, thinned
 from inference.tree.token_tree import IntArray
 
 States: TypeAlias = dict[tuple[str, int], Tensor]
@@ -204,5 +202,4 @@ class RunningStates:
 
 
 def _stacked(states: Sequence[States]) -> States:
-    """Stack the states of several lines."""
     return {kind: torch.cat([state[kind] for state in states]) for kind in states[0]}

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
+from inference.backends.cuda.model import CudaGraphs, RecordedModel
 from inference.backends.libraries.transformers_model import TransformersModel
-from inference.backends.libraries.tree_trial import TreeTrial
+from inference.backends.libraries.tree_lines import TreeTrial
 from inference.errors import UnsupportedModel
 from inference.model.checkpoints.checkpoint import DTYPES, check_vocabulary
 from inference.model.checkpoints.library_config import WINDOW_FIELDS, LibraryConfig, Reach
@@ -27,6 +28,14 @@ _ERRORS = (
 """Errors that the library raises if it cannot load or run a model."""
 
 _IN_FOURS = "outrider_in_fours"
+
+
+class CudaLibraryModel(RecordedModel, TransformersModel):
+    """A TransformersModel whose forward passes are recorded and replayed. Not yet run on CUDA."""
+
+    def _head_nodes(self, pick: Tensor) -> tuple[Tensor | int, Tensor | None]:
+        """Select all nodes (0) if there are several rows: shapes must not depend on the picks."""
+        return (pick[0], None) if len(pick) == 1 else (0, pick.long())
 
 
 def load_transformers(
@@ -51,14 +60,11 @@ def load_transformers(
     check_vocabulary(directory, vocabulary, config.vocab_size)
     dtype = dtype or DTYPES[stored_type(directory)]
     try:
-        library = _loaded(directory, dtype).to(device)
+        library = _loaded(directory, dtype, device)
         in_fours(library)
         check_trees(library, config, vocabulary)
         sizes: dict[str, Any] = {"rows": rows, "capacity": capacity, "max_nodes": max_nodes}
         if device.type == "cuda" and not config.keeps_states and not _has_experts(library):
-            from inference.backends.cuda.graphs import CudaGraphs
-            from inference.backends.cuda.library import CudaLibraryModel
-
             sizes["recorder"] = CudaGraphs(device)
             return CudaLibraryModel(library, config.reaches, vocabulary=vocabulary, **sizes)
         return TransformersModel(library, config.reaches, vocabulary=vocabulary, **sizes)
@@ -70,13 +76,14 @@ def load_transformers(
         ) from error
 
 
-def _loaded(directory: Path, dtype: torch.dtype) -> Any:
-    """Load the library's model. Raises one of _ERRORS."""
+def _loaded(directory: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    """Load the library's model, each tensor directly to the device. Raises one of _ERRORS."""
     logging.disable_progress_bar()
     loader: Any = AutoModelForCausalLM
     library, info = loader.from_pretrained(
         directory,
         dtype=dtype,
+        device_map={"": device},
         attn_implementation="eager",
         use_safetensors=True,
         local_files_only=True,

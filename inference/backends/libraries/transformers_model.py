@@ -1,7 +1,5 @@
-"""A causal model of the transformers library as a Model, with keys in slots and trees by masks.
-
-The library runs the model with Outrider's cache class. So dense models, experts, windows, sinks and
-latent attention need no separate code.
+"""A causal model of the transformers library as a Model, with keys in slots and trees by masks. The
+library uses Outrider's cache class, so experts, windows and sinks need no separate code.
 """
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ from transformers.cache_utils import Cache
 from inference.backends import Segment
 from inference.backends.eager import BatchTensors, SlotModel
 from inference.backends.libraries.running_states import LayerStates, RunningStates
-from inference.backends.sequence import ModelSequence
-from inference.backends.slots import Slots
+from inference.backends.sequence import ModelSequence, Slots
 from inference.model.cache import KeysValues, read_rows, write_slots, write_states
 from inference.model.checkpoints.library_config import Reach
 from inference.sampling import SamplingParams

@@ -1,37 +1,39 @@
 """One rank of a target on native PyTorch: the rank's share of the weights and caches on a device,
-and a compiled callable for each graph.
+and a compiled callable for each graph: a StatefulGraph that writes its caches in place.
 
-The first call of a callable compiles it for one shape. A call with another shape is an error, so
-that clients never wait for a compilation. Not yet run on hardware: see docs/neuron-reference.md.
+All ranks run the same program, so that one compilation suffices. Nothing in the program depends on
+the number of its rank. The first call of a callable compiles it for one shape. A call with another
+shape is an error, so that clients never wait for a compilation. Not yet run on hardware: see
+docs/neuron-reference.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed._functional_collectives as functional
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from inference.backends.native.graph import (
-    ALONE,
-    InPlaceGraph,
-    functional_collectives,
-    rank_layers,
-)
 from inference.backends.native.sdk import Machine
-from inference.backends.neuron.model import COPY, FILL
+from inference.backends.neuron.model import calls_between, needs_noise
 from inference.errors import BadArtifact
-from inference.files.artifact import Bucket, CompiledTarget
-from inference.model.cache import KeysValues, empty_cache
+from inference.files.artifact import CompiledTarget
+from inference.model.cache import KeysValues, empty_cache, places_of
 from inference.model.checkpoints.checkpoint import DTYPES
 from inference.model.checkpoints.config import ModelConfig, read_config
-from inference.model.choice.noise_window import empty_window
+from inference.model.choice.arithmetic import Arithmetic
+from inference.model.choice.graph_choice import empty_window, window_places
+from inference.model.choice.vocabulary import VocabularyShare
 from inference.model.decoder import Decoder
+from inference.model.graphs.verify_graph import StatefulGraph
+from inference.model.layers import Layers
 
 GRAPHS = "graphs/compiled"
 """Directory of the compiled graphs in an artefact, in TorchNeuron's layout."""
@@ -41,6 +43,132 @@ SHARDED = "weights"
 
 MEETING = timedelta(minutes=10)
 """Maximum time for which ranks wait for each other to join the group."""
+
+
+class _PlainArgmax(TorchFunctionMode):
+    """Computes argmax along the last axis by reductions that each have a single input tensor.
+
+    torch-mlir lowers argmax to a reduction of values and indices together, which neuronx-cc
+    rejects. The PyTorch/XLA packages replace argmax by their own implementation.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in (torch.argmax, torch.Tensor.argmax):
+            return func(*args, **(kwargs or {}))
+        scores, axis = args
+        if axis not in (-1, scores.dim() - 1) or kwargs:
+            raise NotImplementedError("argmax along the last axis is what is computed here")
+        ids = torch.arange(scores.shape[-1], dtype=torch.int32, device=scores.device)
+        best = scores.amax(-1, keepdim=True)
+        return torch.where(scores == best, ids, scores.shape[-1]).amin(-1)
+
+
+class InPlaceGraph(StatefulGraph):
+    """A StatefulGraph that updates its caches in place, by writing contiguous runs.
+
+    index_copy_ is not used, because TorchNeuron turns it into a scatter of single numbers.
+    """
+
+    def forward(self, *args: Any, **inputs: Any) -> Tensor | tuple[Tensor, Tensor]:
+        """Run StatefulGraph.forward()."""
+        with _PlainArgmax():
+            return StatefulGraph.forward(self, *args, **inputs)
+
+    def fill_noise(
+        self, rows: Tensor, positions: Tensor, seed: Tensor, ids: Tensor, by: Arithmetic
+    ) -> None:
+        """Write the noise of these positions and ids into the windows, in place."""
+        assert self.noise is not None, "a graph without noise windows cannot fill them"
+        noise = by.noise(seed[:, None], positions, ids)
+        self.noise.index_put_((window_places(rows, positions[:, 0]),), noise)
+
+    def touch_noise(self) -> None:
+        """Do nothing: a graph that does not change the windows needs no reference to them."""
+
+    def write(self, rows: Tensor, slots: Tensor, new: KeysValues, which: str = "") -> None:
+        """Write new keys and values at rows [B] and slots [B, T], in place."""
+        cache = self.cache(which)
+        places = places_of(cache.keys[0], rows, slots)
+        for tensor, update in zip(cache.tensors, new.tensors, strict=True):
+            tensor.flatten(0, 1).index_put_((places,), update.flatten(0, 1))
+
+    def copy_row(self, source: Tensor, target: Tensor, which: str = "") -> None:
+        """Copy a row of a model's caches to another row, in place. source, target: [1]"""
+        for tensor in self.cache(which).tensors:
+            tensor.index_put_((target,), tensor.index_select(0, source))
+
+
+class Collectives(NamedTuple):
+    """Operations with which ranks exchange results."""
+
+    ranks: int
+    total: Callable[[Tensor], Tensor]
+    """Returns the sum over all ranks."""
+    joined: Callable[[Tensor], Tensor]
+    """Returns the tensors of all ranks, concatenated along the first axis."""
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+ALONE = Collectives(1, _same, _same)
+"""The operations for a single rank."""
+
+
+def functional_collectives(ranks: int) -> Collectives:
+    """Return collectives over torch.distributed's default group that torch.compile can trace."""
+    group = torch.distributed.group.WORLD
+    assert group is not None, "this process has joined its group"
+    return Collectives(
+        ranks,
+        lambda x: functional.all_reduce(x, "sum", group),
+        lambda x: functional.all_gather_single(x, 0, group),
+    )
+
+
+def rank_layers(among: Collectives) -> Layers:
+    """Return the types of layers of one rank, for a Decoder whose config is sharded evenly.
+
+    All ranks run the same program, which does not know its rank: embeddings are split along their
+    width, and a weight contains the ids of the rank's part of the head. Sums are in float32.
+    """
+    ranks = among.ranks
+
+    class Row(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            partial = among.total(nn.functional.linear(x, self.weight).float()).to(x.dtype)
+            return partial if self.bias is None else partial + self.bias
+
+    class Embedding(nn.Embedding):
+        def forward(self, ids: Tensor) -> Tensor:
+            share = nn.functional.embedding(ids, self.weight)
+            shares = among.joined(share).view(ranks, *share.shape)
+            return shares.permute(1, 2, 0, 3).flatten(2)
+
+    class Head(nn.Linear):
+        """Computes this rank's logits. The decoder handles the logits of padding."""
+
+        def forward(self, states: Tensor, vocabulary: int) -> Tensor:  # type: ignore[override]
+            return nn.functional.linear(states, self.weight)
+
+    def column(inputs: int, outputs: int, bias: bool) -> Any:
+        return nn.Linear(inputs, outputs // ranks, bias)
+
+    def row(inputs: int, outputs: int, bias: bool) -> Any:
+        return Row(inputs // ranks, outputs, bias)
+
+    def embedding(ids: int, size: int) -> Any:
+        return Embedding(ids, size // ranks)
+
+    def head(inputs: int, outputs: int, bias: bool) -> Any:
+        return Head(inputs, outputs // ranks, bias)
+
+    def ids(outputs: int) -> Any:
+        return nn.Linear(1, outputs // ranks, False)
+
+    share = VocabularyShare(ranks, among.joined)
+    return Layers(column, row, embedding, head, share=share, ids=ids)
 
 
 def rank_weights(rank: int) -> str:
@@ -122,14 +250,9 @@ def load_rank(plan: RankPlan, rank: int, meeting: Path, room: Tensor | None) -> 
     cache = empty_cache(local, target.rows, slots, DTYPES[target.dtype])
     cache = KeysValues.of(tensor.to(device) for tensor in cache.tensors)
     ids = config.vocab_size // plan.ranks
-    window = empty_window(target.rows, ids, device) if draws(target.buckets) else None
+    window = empty_window(target.rows, ids, device) if needs_noise(target) else None
     graphs = compiled_graphs(plan, decoder.to(device).eval(), cache, window)
     return RankProgram(graphs, device, room)
-
-
-def draws(buckets: Iterable[Bucket]) -> bool:
-    """Return whether any graph samples, so that windows of noise are needed."""
-    return any(bucket.sampled for bucket in buckets)
 
 
 def own_config(sharded: ModelConfig, ranks: int) -> ModelConfig:
@@ -147,8 +270,7 @@ def compiled_graphs(
     limit, since they have the same code object.
     """
     compile_: Any = torch.compile  # its type stubs lack the limits
-    names = [bucket.name for bucket in plan.target.buckets]
-    names += [COPY] * (plan.target.rows > 1) + [FILL] * (window is not None)
+    names = [*(bucket.name for bucket in plan.target.buckets), *calls_between(plan.target)]
     return {
         name: compile_(
             InPlaceGraph(decoder, cache, window, plan.target.features).requires_grad_(False),

@@ -1,4 +1,7 @@
-"""The ranks of a target on native PyTorch, each in its own process. The serving process is not a
+"""The ranks of a target on native PyTorch, each in its own process, and the loading of a compiled
+target on the NeuronCores of trn2 and trn3. Not yet run on hardware: see docs/neuron-reference.md.
+
+The serving process is not a
 rank: it sends the inputs of each call to all ranks, and receives the answer of rank 0. Features of
 a large call are megabytes, so they are passed in shared memory, not in the answer.
 
@@ -28,9 +31,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inference.backends.native.program import RankPlan, load_rank, room_for_features
-from inference.backends.native.sdk import cores_of, rank_environment
-from inference.errors import OutriderError, Unavailable
+from inference.backends.native.program import GRAPHS, RankPlan, load_rank, room_for_features
+from inference.backends.native.sdk import (
+    FLAGS,
+    TRAINIUM,
+    Machine,
+    check_native,
+    check_same_versions,
+    configure,
+    cores_of,
+    rank_environment,
+)
+from inference.backends.neuron.loading import check_logical_cores
+from inference.backends.neuron.model import PACKAGE, NeuronModel, Say, innermost, runtime_error
+from inference.errors import BadArtifact, OutriderError, Unavailable
+from inference.files.artifact import Manifest
 
 _LEAVING = 5.0
 """Seconds for which a rank may take to end by itself."""
@@ -188,20 +203,13 @@ def _serve(
     except OutriderError as error:
         _tell(calls, error)
     except RuntimeError as error:  # the serving process may not have the class of the error
-        _tell(calls, RuntimeError(_innermost(error)))
+        _tell(calls, RuntimeError(innermost(error)))
 
 
 def _tell(calls: Connection, why: OutriderError | RuntimeError) -> None:
     """Send the reason why this rank ends. If another rank failed first, nobody reads the reason."""
     with suppress(OSError):
         calls.send(why)
-
-
-def _innermost(error: BaseException) -> str:
-    """Return the message of the first cause, which is an error of the compiler or the device."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return str(error).strip() or type(error).__name__
 
 
 @contextmanager
@@ -217,3 +225,50 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def check_native_machine(manifest: Manifest) -> None:
+    """Raise an error that names the remedy unless this machine can run the artefact."""
+    if PACKAGE in manifest.files:
+        raise BadArtifact(
+            f"the artefact was built for {manifest.target} with PyTorch/XLA (Neuron SDK 2.31 or "
+            "earlier): build it again with Neuron SDK 2.33 or later"
+        )
+    check_same_versions(manifest.versions, check_native(manifest.target))
+    check_logical_cores(manifest, manifest.host.get("logical_cores"))
+
+
+def load_native(
+    directory: Path,
+    manifest: Manifest,
+    say: Say,
+    machine: Machine = TRAINIUM,
+    lost: Lost = end_process,
+) -> NeuronModel:
+    """Load an artefact whose files were checked. Takes minutes, and reports its progress to `say`.
+
+    lost: called with the reason if a rank ends
+    """
+    graphs = directory / GRAPHS
+    configure(graphs, manifest.compiler_flags.get(FLAGS, ""))
+    say(f"loading {manifest.model} on {manifest.tensor_parallel} {manifest.target} cores")
+    before = compiled_files(graphs)
+    try:
+        program = Ranks(RankPlan(directory, manifest, machine), lost)
+    except OutriderError:
+        raise
+    except (RuntimeError, OSError, ValueError) as error:
+        raise runtime_error(error) from error
+    model = NeuronModel(program, manifest, say)
+    again = len(compiled_files(graphs) - before)
+    if again:
+        say(
+            f"warning: {again} graphs were compiled here again, which the artefact should have "
+            "held: build it again on this machine"
+        )
+    return model
+
+
+def compiled_files(graphs: Path) -> set[Path]:
+    """Return the files of compiled graphs in an artefact."""
+    return {path for path in graphs.rglob("*") if path.is_file()}

@@ -11,15 +11,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from inference.backends.neuron.model import (
-    COPY,
-    FILL,
-    FILL_RECORD,
     PACKAGE,
     SHARD,
     NeuronFusedModel,
     NeuronModel,
     Program,
     Say,
+    calls_between,
     runtime_error,
 )
 from inference.backends.neuron.sdk import (
@@ -109,9 +107,7 @@ def _load_package(directory: Path, manifest: Manifest) -> Program:
             "this neuronx-distributed does not understand the artefact's package: build it again "
             "with the version here"
         )
-    graphs = {bucket.name for bucket in manifest.graphs}
-    graphs |= {COPY} if manifest.rows > 1 else set()
-    graphs |= {FILL} if FILL_RECORD in manifest.files else set()
+    graphs = {*(bucket.name for bucket in manifest.graphs), *calls_between(manifest)}
     missing = graphs - set(model.get_available_keys())
     if missing:
         raise BadArtifact(

@@ -20,16 +20,15 @@ import torch
 from torch import Tensor
 
 from inference.backends import Chosen, Segment
-from inference.backends.graphs.compiled import CompiledModel
+from inference.backends.graphs.compiled import CompiledModel, form_of
 from inference.backends.graphs.fused import fill_round, fused_part, in_rounds
 from inference.backends.graphs.graph_calls import inputs_of, picked
-from inference.backends.target_features import form_of
 from inference.errors import Busy, OutriderError, Unavailable
-from inference.files.artifact import Bucket, Manifest, RoundBucket
+from inference.files.artifact import Bucket, CompiledTarget, Manifest, RoundBucket
 from inference.model.cache import KeysValues, empty_cache
 from inference.model.checkpoints.checkpoint import DTYPES
 from inference.model.checkpoints.config import parse_config
-from inference.model.choice.noise_window import FILLED, WINDOW, NoisePlace, fill_inputs
+from inference.model.choice.graph_choice import FILLED, WINDOW, NoisePlace, fill_inputs
 from inference.model.graphs.round_graph import idle_inputs, under_draft_names
 from inference.model.graphs.verify_graph import copy_inputs
 from inference.tree.token_tree import IntArray
@@ -42,9 +41,6 @@ COPY = "copy_rows"
 
 FILL = "fill_noise"
 """Name of the graph that makes noise. Artefacts with graphs that sample have this graph."""
-
-FILL_RECORD = f"graphs/{FILL}.json"
-"""File with the inputs of the noise graph. The manifest lists this file if the graph exists."""
 
 SHARD = "weights/tp{}_sharded_checkpoint.safetensors"
 """File with the weights of one tensor-parallel rank, as NxD names it."""
@@ -130,11 +126,10 @@ class NeuronModel(CompiledModel):
         cache = shape_of_cache(manifest, manifest.config)
         super().__init__(graphs, cache, form_of(manifest))
         self.device = torch.device("xla")
-        self._fills = FILL_RECORD in manifest.files
         self._noise = NoiseAhead(self._fill)
         self._program = program
         self._one_call = threading.Lock()
-        self._warm(manifest.graphs, say)
+        self._warm(manifest, say)
 
     def _copy_cache(self, source: int, target: int, slots: int) -> None:
         """Copy a whole row, junk slot included, by one call of the graph that copies rows."""
@@ -167,11 +162,10 @@ class NeuronModel(CompiledModel):
             except RuntimeError as error:
                 raise runtime_error(error) from error
 
-    def _warm(self, buckets: Sequence[Bucket], say: Say) -> None:
+    def _warm(self, manifest: Manifest, say: Say) -> None:
         """Call every graph once with idle inputs, which initialises the graph."""
-        idle = {bucket.name: idle_inputs(bucket) for bucket in buckets}
-        idle |= {COPY: copy_inputs()} if self.rows > 1 else {}
-        idle |= {FILL: fill_inputs([NoisePlace(0, 0, 0)])} if self._fills else {}
+        idle = {bucket.name: idle_inputs(bucket) for bucket in manifest.graphs}
+        idle |= calls_between(manifest)
         for index, (graph, inputs) in enumerate(idle.items(), 1):
             start = time.perf_counter()
             self.run(graph, inputs)
@@ -225,6 +219,21 @@ class _NeuronDraft(CompiledModel):
         return picked(bucket, chosen, segments)
 
 
+def needs_noise(target: CompiledTarget) -> bool:
+    """Return whether any graph of the target samples."""
+    return any(bucket.sampled for bucket in target.graphs)
+
+
+def calls_between(target: CompiledTarget) -> dict[str, dict[str, Tensor]]:
+    """Return the idle inputs, by name, of the small graphs that are called between a target's: one
+    copies rows, if there are several, and one computes noise, if any graph is sampled.
+    """
+    calls = {COPY: copy_inputs()} if target.rows > 1 else {}
+    if needs_noise(target):
+        calls[FILL] = fill_inputs([NoisePlace(0, 0, 0)])
+    return calls
+
+
 def shape_of_cache(manifest: Manifest, config: Mapping[str, Any]) -> KeysValues:
     """Return caches without memory, for their shapes only.
 
@@ -243,6 +252,13 @@ def runtime_error(error: Exception) -> OutriderError:
             return failure.kind(f"{failure.what} ({match[0].strip()}): {failure.remedy}")
     line = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return Unavailable(f"the Neuron runtime failed: {line}")
+
+
+def innermost(error: BaseException) -> str:
+    """Return the message of the first cause, which is an error of the compiler or the device."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip() or type(error).__name__
 
 
 class Draw(NamedTuple):

@@ -25,6 +25,9 @@ DEVICE = Path("/dev/neuron0")
 PRODUCT = Path("/sys/devices/virtual/dmi/id/product_name")
 """File that contains the instance type on EC2."""
 
+COUNTERS = Path("/sys/devices/virtual/neuron_device")
+"""Directory of the driver's counters, one folder per device and core."""
+
 VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 _OLDEST, _NEWEST = 28, 31
 _TRANSFORMERS = "transformers>=4.51,<5"
@@ -211,6 +214,19 @@ def instance_family() -> str | None:
     except (OSError, UnicodeDecodeError):
         return None
     return family if re.fullmatch(r"(trn|inf)\d+", family) else None
+
+
+def memory_peaks() -> dict[str, dict[str, int]]:
+    """Return, for each core in use, the maximum bytes of each category of its memory since the
+    driver was loaded (AWS, Neuron Sysfs User Guide). The categories need not peak together, so
+    their sum is an upper bound. Empty if the driver reports none.
+    """
+    peaks = dict[str, dict[str, int]]()
+    for path in sorted(COUNTERS.glob("neuron*/neuron_core*/**/device_mem/*/peak")):
+        device, core = path.relative_to(COUNTERS).parts[:2]
+        if size := int(path.read_text(encoding="ascii")):
+            peaks.setdefault(f"{device}/{core}", {})[path.parent.name] = size
+    return peaks
 
 
 def logical_cores(target: str) -> int:

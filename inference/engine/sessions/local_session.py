@@ -8,11 +8,10 @@ from collections.abc import Sequence
 
 from inference.engine.engine import Engine
 from inference.engine.sessions.session import Session
-from inference.loop.stats import Traffic
-from inference.loop.text_copy import TextCopy
 from inference.order import Decode, Progress, TokenLogProb
 from inference.proposer import Nodes
 from inference.sampling import SamplingParams
+from inference.text_log import TextCopy, Traffic
 from inference.tree.candidates import ProposalStream
 
 IDLE_SECONDS = 0.01

@@ -34,9 +34,8 @@ from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
 from inference.text_log import TextLog
 from inference.token_rule import Adjustment, TokenRule
-from inference.tree.accept import Verdict
 from inference.tree.candidates import CandidateTree, Claims, ProposalStream
-from inference.tree.token_tree import TokenTree
+from inference.tree.token_tree import TokenTree, Verdict
 
 _RATE_WEIGHT = 0.1  # weight of the latest pass in the moving average of tokens per second
 

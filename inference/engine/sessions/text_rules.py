@@ -8,7 +8,7 @@ from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from inference.backends import Model
-from inference.drafters.draft_rule import MakeRule, no_rule
+from inference.drafters.draft_row import MakeRule, no_rule
 from inference.engine.sessions.session import Session
 from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from annotated_types import Len
 from pydantic import BaseModel, Field, model_validator
 
-from outrider.text.tools.tool_calls import MAX_TOOLS, THOUGHTS, Message
+from outrider.text.tool_calls import MAX_TOOLS, THOUGHTS, Message
 
 MAX_BODY_BYTES = 8 * 2**20
 """Maximum bytes of a request's body."""

@@ -16,17 +16,35 @@ from inference.errors import Busy, InvalidRequest, Mismatch, OutriderError, Unav
 from outrider.endpoint.interfaces.requests import UnservedField
 from outrider.text.prompts import PromptTooLong
 
-_TYPE = re.compile(r"body|str|list\[.*\]")
-"""Parts of an error's location that are no field names: pydantic adds the union member it tried."""
-
-
 MAX_MESSAGE = 1000
 """Maximum length of an error message, which may quote the request."""
+
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "a wrong request, or too many: the error says what is needed"},
+    "5XX": {"description": "the target is away, or an internal error"},
+}
+"""Error answers as the published schema (/openapi.json) describes them."""
+
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "server_error",
+}
+"""Types of errors by their status; others are an invalid_request_error."""
+
+_KINDS_OF_MESSAGES = {500: "api_error", 503: "overloaded_error", 404: "not_found_error"}
+"""Types in Anthropic's format that differ."""
+
+_TYPE = re.compile(r"body|str|list\[.*\]")
+"""Parts of an error's location that are no field names: pydantic adds the union member it tried."""
 
 
 class ApiError(Exception):
     """An error that is sent to the client.
 
+    kind: type of the error, if the status does not imply it
     param: the invalid field, if a field is the reason
     retry_after: seconds after which a retry may succeed
     """
@@ -35,41 +53,34 @@ class ApiError(Exception):
         self,
         status: int,
         message: str,
-        kind: str = "invalid_request_error",
         *,
+        kind: str | None = None,
         param: str | None = None,
         code: str | None = None,
         retry_after: float | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.kind = status, _sayable(message), kind
+        self.status, self.message = status, _sayable(message)
+        self.kind = kind or _KINDS.get(status, "invalid_request_error")
         self.param, self.code, self.retry_after = param and _sayable(param), code, retry_after
 
     @property
     def body(self) -> dict[str, Any]:
         """The error in OpenAI's format."""
-        return {
-            "error": {
-                "message": self.message,
-                "type": self.kind,
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": error}
 
     @property
     def of_messages(self) -> dict[str, Any]:
         """The error in Anthropic's format."""
-        kind = {500: "api_error", 503: "overloaded_error", 404: "not_found_error"}
-        error = {"type": kind.get(self.status, self.kind), "message": self.message}
-        return {"type": "error", "error": error}
+        kind = _KINDS_OF_MESSAGES.get(self.status, self.kind)
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
 
     def response(self, path: str = "") -> JSONResponse:
         """Return the error as an answer, in the format of the interface with this path."""
         body = self.of_messages if path.startswith("/v1/messages") else self.body
-        headers = {}
-        if self.retry_after is not None:
-            headers["Retry-After"] = str(math.ceil(self.retry_after))
+        retry = self.retry_after
+        headers = {} if retry is None else {"Retry-After": str(math.ceil(retry))}
         return JSONResponse(body, self.status, headers)
 
 
@@ -78,59 +89,43 @@ def _sayable(text: str) -> str:
     return text[:MAX_MESSAGE].encode(errors="replace").decode()
 
 
-REFUSALS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "a wrong request, or too many: the error says what is needed"},
-    "5XX": {"description": "the target is away, or an internal error"},
-}
-"""Error answers as the published schema (/openapi.json) describes them."""
-
-UNFORESEEN = ApiError(500, "internal error: the log of the server has details", "server_error")
-
-
-def api_error(error: OutriderError) -> ApiError:
-    """Convert Outrider's exception to the error for a client."""
+def api_error(error: Exception) -> ApiError:
+    """Convert an exception to the error for a client. An unforeseen one becomes an internal error,
+    and belongs in the log.
+    """
     message = str(error)
-    if isinstance(error, Busy):
-        return ApiError(
-            429, message, "rate_limit_error", code="busy", retry_after=error.retry_after
-        )
-    if isinstance(error, PromptTooLong):
-        return ApiError(400, message, param=error.param, code="context_length_exceeded")
-    if isinstance(error, InvalidRequest):
-        return ApiError(400, message)
-    if isinstance(error, Unavailable | Mismatch):
-        return ApiError(503, message, "server_error", code="target_unavailable", retry_after=1.0)
-    return ApiError(500, message, "server_error")
+    match error:
+        case ApiError():
+            return error
+        case RequestValidationError() | ValidationError():
+            return _invalid(error)
+        case HTTPException():
+            return ApiError(error.status_code, error.detail)
+        case Busy():
+            return ApiError(429, message, code="busy", retry_after=error.retry_after)
+        case PromptTooLong():
+            return ApiError(400, message, param=error.param, code="context_length_exceeded")
+        case InvalidRequest():
+            return ApiError(400, message)
+        case Unavailable() | Mismatch():
+            return ApiError(503, message, code="target_unavailable", retry_after=1.0)
+        case OutriderError():
+            return ApiError(500, message)
+    return ApiError(500, "internal error: the log of the server has details")
 
 
 def add_failures(app: FastAPI) -> None:
     """Make the application answer every error in the format of the request's interface."""
 
-    @app.exception_handler(ApiError)
-    async def answer(request: Request, error: ApiError) -> JSONResponse:
-        return error.response(request.url.path)
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        invalid = isinstance(error, RequestValidationError | ValidationError)
+        if invalid and "json" not in request.headers.get("content-type", ""):
+            error = ApiError(400, "a JSON body needs the header Content-Type: application/json")
+        return api_error(error).response(request.url.path)
 
-    @app.exception_handler(OutriderError)
-    async def ours(request: Request, error: OutriderError) -> JSONResponse:
-        return await answer(request, api_error(error))
-
-    @app.exception_handler(ValidationError)
-    @app.exception_handler(RequestValidationError)
-    async def invalid(
-        request: Request, error: RequestValidationError | ValidationError
-    ) -> JSONResponse:
-        if "json" in request.headers.get("content-type", ""):
-            return await answer(request, _invalid(error))
-        needed = "a JSON body needs the header Content-Type: application/json"
-        return await answer(request, ApiError(400, needed))
-
-    @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> JSONResponse:
-        return await answer(request, ApiError(error.status_code, str(error.detail)))
-
-    @app.exception_handler(Exception)
-    async def unforeseen(request: Request, _error: Exception) -> JSONResponse:
-        return await answer(request, UNFORESEEN)
+    ours, theirs = (ApiError, OutriderError), (ValidationError, RequestValidationError)
+    for kind in (*ours, *theirs, HTTPException, Exception):
+        app.add_exception_handler(kind, answer)
 
 
 def _invalid(error: RequestValidationError | ValidationError) -> ApiError:

@@ -14,13 +14,14 @@ from annotated_types import Len
 from pydantic import BaseModel, ConfigDict
 
 from outrider.client.client import Client
-from outrider.endpoint.interfaces.answering import StreamEvent, named_event
+from outrider.endpoint.interfaces.answering import Answer, StreamEvent, named_event
+from outrider.endpoint.interfaces.chat_answers import finish_reason
 from outrider.endpoint.interfaces.chat_messages import JsonObject, Text
 from outrider.endpoint.interfaces.failures import ApiError
 from outrider.endpoint.interfaces.requests import MAX_MESSAGES, ChatRequest
 from outrider.text.completion import Completion, Request
+from outrider.text.json_values import read_object
 from outrider.text.pieces import Piece
-from outrider.text.tools.json_values import read_object
 
 
 class MessagesRequest(BaseModel):
@@ -73,11 +74,12 @@ def _turn_messages(turn: JsonObject) -> Iterable[JsonObject]:
         yield {"role": turn.get("role"), "content": blocks, "tool_calls": calls}
 
 
-class MessageWriter:
+class MessageWriter(Answer):
     """Writes an output as blocks of text and of tool uses."""
 
-    def __init__(self, client: Client, requests: Sequence[Request]) -> None:
-        self._client, self._requests, self._id = client, requests, f"msg_{uuid4().hex}"
+    def __init__(self, client: Client, chat: ChatRequest, requests: Sequence[Request]) -> None:
+        super().__init__(client, chat, requests)
+        self._id = f"msg_{uuid4().hex}"
         self._blocks, self._open = 0, ""  # number of blocks so far; type of the open block
 
     def whole(self, texts: Sequence[Completion]) -> JsonObject:
@@ -140,11 +142,9 @@ def _use(call_id: str, name: str, arguments: Any) -> JsonObject:
 
 
 def _stop_reason(text: Completion) -> JsonObject:
-    reason = "end_turn" if text.finish_reason == "stop" else "max_tokens"
-    if reason == "end_turn" and text.tool_calls:
-        reason = "tool_use"
-    elif text.stopped_by:
-        reason = "stop_sequence"
+    reasons = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
+    by_string = text.stopped_by and not text.tool_calls
+    reason = "stop_sequence" if by_string else reasons[finish_reason(text)]
     return {"stop_reason": reason, "stop_sequence": text.stopped_by or None}
 
 

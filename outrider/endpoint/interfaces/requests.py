@@ -4,6 +4,7 @@ reason.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from annotated_types import Ge, Gt, Le, Len, Lt
@@ -11,10 +12,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from inference.sampling import MAX_END_IDS, MAX_LOGPROBS, SEED_BITS
 from outrider.endpoint.interfaces.chat_messages import ChatMessage, First, JsonObject, Text
+from outrider.text.json_values import MAX_DEPTH, nests_deeply
 from outrider.text.parameters import Parameters, schema_of
 from outrider.text.prompts import Prompt
-from outrider.text.tools.json_values import MAX_DEPTH, nests_deeply
-from outrider.text.tools.tool_calls import MAX_TOOLS
+from outrider.text.tool_calls import MAX_TOOLS
 
 MAX_CHOICES = 8
 """Maximum outputs per prompt (n)."""
@@ -42,35 +43,30 @@ Length: TypeAlias = Annotated[int, Ge(-1), AfterValidator(_some)]
 TokenId: TypeAlias = Annotated[int, Field(strict=True)]  # refuses true and false
 Ids: TypeAlias = Annotated[list[TokenId], First]
 
-
-_CHOICE = "is not served: it would change the target's own choice"
-_TEMPLATE = "is not served: the model's own template makes the prompt"
-_LOGPROBS = "is not served here: use logprobs of /v1/completions, with echo for a prompt's"
-_FORM = "is not served: use response_format or structured_outputs"
-_TOOLS = "is not served here: use tools of /v1/chat/completions"
-_STORED = "is not served: no answer is stored, so send the whole conversation"
-
 REASONS = {
-    _CHOICE: "length_penalty no_repeat_ngram_size bad_words allowed_token_ids logits_processors "
-    "typical_p top_a tfs_z top_n_sigma mirostat dynatemp_range xtc_probability dry_multiplier "
-    "samplers use_beam_search num_beams do_sample",
-    "is not served: use repetition_penalty, which acts on prompt and text": "repeat_penalty",
-    _FORM: "grammar json_schema regex ebnf guided_json guided_regex guided_choice guided_grammar "
-    "format output_format verbosity modalities audio",
-    _LOGPROBS: "top_logprobs prompt_logprobs n_probs",
-    _TOOLS: "tools functions tool_calls function_call web_search_options mcp_servers",
-    _STORED: "previous_response_id conversation background container prompt",
-    _TEMPLATE: "chat_template add_special_tokens documents thinking_token_budget",
-    "is not served: use max_tokens": "n_predict max_new_tokens num_predict",
-    "is not served: a text ends at the model's stop ids, stop_token_ids, max_tokens or stop": ""
-    "min_new_tokens include_stop_str_in_output t_max_predict_ms",
-    "is not served: texts come without special tokens": "skip_special_tokens "
-    "spaces_between_special_tokens",
-    "is not served: send the final prompt": "echo suffix truncate_prompt_tokens "
-    "prompt_embeds input_prefix input_suffix options",
-    "is not served: request n texts and choose yourself": "best_of",
+    ": it would change the target's own choice": "length_penalty no_repeat_ngram_size bad_words "
+    "allowed_token_ids logits_processors typical_p top_a tfs_z top_n_sigma mirostat dynatemp_range "
+    "xtc_probability dry_multiplier samplers use_beam_search num_beams do_sample",
+    ": use repetition_penalty, which acts on prompt and text": "repeat_penalty",
+    ": use response_format or structured_outputs": "grammar json_schema regex ebnf guided_json "
+    "guided_regex guided_choice guided_grammar format output_format verbosity modalities audio",
+    " here: use logprobs of /v1/completions, with echo for a prompt's": "top_logprobs n_probs "
+    "prompt_logprobs",
+    " here: use tools of /v1/chat/completions": "tools functions tool_calls function_call "
+    "web_search_options mcp_servers",
+    ": no answer is stored, so send the whole conversation": "previous_response_id conversation "
+    "background container prompt",
+    ": the model's own template makes the prompt": "chat_template add_special_tokens documents "
+    "thinking_token_budget",
+    ": use max_tokens": "n_predict max_new_tokens num_predict",
+    ": a text ends at the model's stop ids, stop_token_ids, max_tokens or stop": "min_new_tokens "
+    "include_stop_str_in_output t_max_predict_ms",
+    ": texts come without special tokens": "skip_special_tokens spaces_between_special_tokens",
+    ": send the final prompt": "echo suffix truncate_prompt_tokens prompt_embeds input_prefix "
+    "input_suffix options",
+    ": request n texts and choose yourself": "best_of",
 }
-"""Refused fields, which would change the output, by the reason for the refusal."""
+"""Refused fields, which would change the output, by the end of "FIELD is not served"."""
 
 UNSERVED = {name: reason for reason, names in REASONS.items() for name in names.split()}
 
@@ -88,19 +84,14 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Values without effect. For other fields these are null, false, zero and empty values."""
 
 
-PASSED = (
-    *("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
-    *("frequency_penalty", "logit_bias", "min_tokens", "stop_token_ids", "ignore_eos"),
-    "prompt_cache_key",
-)
-"""Fields that are passed to Parameters unchanged."""
+_PARAMETERS = {field.name for field in fields(Parameters)}
 
 
 class UnservedField(ValueError):
     """A request has an unsupported field, named by `param`."""
 
     def __init__(self, param: str) -> None:
-        super().__init__(f"{param} {UNSERVED[param]}")
+        super().__init__(f"{param} is not served{UNSERVED[param]}")
         self.param = param
 
 
@@ -178,10 +169,10 @@ class TextRequest(BaseModel):
         """Maximum tokens of an output; None for as many as fit."""
         return None if self.max_tokens == -1 else self.max_tokens
 
-    def parameters(self, **fields: Any) -> Parameters:
+    def parameters(self, **overrides: Any) -> Parameters:
         """Return the parameters of the first output. Fields of the same name are passed on.
 
-        fields: further parameters, from fields that only one kind of request has
+        overrides: parameters from fields that only one kind of request has
         """
         form = {str(name): value for name, value in (self.structured_outputs or {}).items()}
         schema = schema_of(self.response_format) if self.response_format else None
@@ -195,7 +186,8 @@ class TextRequest(BaseModel):
             "regex": form.get("regex"),
             "choice": form.get("choice"),
         }
-        values = {name: getattr(self, name) for name in PASSED} | changed | fields
+        same = {name: getattr(self, name) for name in _PARAMETERS & type(self).model_fields.keys()}
+        values = same | changed | overrides
         return Parameters(**{name: value for name, value in values.items() if value is not None})
 
 
@@ -218,13 +210,9 @@ class ChatRequest(TextRequest):
     top_logprobs: Annotated[int, Ge(0), Le(MAX_LOGPROBS)] | None = None
 
     @model_validator(mode="after")
-    def _has_logprobs(self) -> Self:
+    def _is_consistent(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
-        return self
-
-    @model_validator(mode="after")
-    def _ends_in_one_way(self) -> Self:
         if self.add_generation_prompt and self.continue_final_message:
             raise ValueError("add_generation_prompt and continue_final_message exclude each other")
         return self
@@ -261,16 +249,9 @@ class ChatRequest(TextRequest):
         """The prompt, as a list of one."""
         return [[message.plain for message in self.messages]]
 
-    def parameters(self, **fields: Any) -> Parameters:
-        return super().parameters(
-            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-            tools=self.tools,
-            tool_choice=self.tool_choice,
-            parallel_tool_calls=self.parallel_tool_calls,
-            chat_template_kwargs=self.variables,
-            continue_final_message=self.continue_final_message,
-            **fields,
-        )
+    def parameters(self, **overrides: Any) -> Parameters:
+        scored = (self.top_logprobs or 0) if self.logprobs else None
+        return super().parameters(logprobs=scored, chat_template_kwargs=self.variables, **overrides)
 
 
 class CompletionRequest(TextRequest):
@@ -311,7 +292,7 @@ class CompletionRequest(TextRequest):
             return [prompt]  # type: ignore[list-item]  # a string, or ids of one prompt
         return list(prompt)  # type: ignore[arg-type]
 
-    def parameters(self, **fields: Any) -> Parameters:
+    def parameters(self, **overrides: Any) -> Parameters:
         scored = None if self.logprobs is False else self.logprobs
         echoed = bool(self.echo) and scored is not None
-        return super().parameters(logprobs=scored, prompt_logprobs=echoed, **fields)
+        return super().parameters(logprobs=scored, prompt_logprobs=echoed, **overrides)

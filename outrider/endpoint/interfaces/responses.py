@@ -16,9 +16,8 @@ from pydantic import BaseModel, ConfigDict
 
 from inference.order import TokenLogProb
 from outrider.client.client import Client
-from outrider.endpoint.counts import usage
-from outrider.endpoint.interfaces.answering import StreamEvent, named_event
-from outrider.endpoint.interfaces.chat_answers import scored
+from outrider.endpoint.interfaces.answering import Answer, StreamEvent, named_event
+from outrider.endpoint.interfaces.chat_answers import scored, usage
 from outrider.endpoint.interfaces.chat_messages import JsonObject, Text, joined_text
 from outrider.endpoint.interfaces.failures import ApiError
 from outrider.endpoint.interfaces.requests import MAX_MESSAGES, ChatRequest
@@ -87,13 +86,14 @@ def _item_messages(items: Iterable[Any]) -> list[JsonObject]:
     return messages
 
 
-class ResponseWriter:
+class ResponseWriter(Answer):
     """Writes an output as items: messages and function calls."""
 
-    def __init__(self, client: Client, chat: ChatRequest, _requests: Sequence[Request]) -> None:
-        self._client, self._chat = client, chat
+    def __init__(self, client: Client, chat: ChatRequest, requests: Sequence[Request]) -> None:
+        super().__init__(client, chat, requests)
         self._id, self._created = f"resp_{uuid4().hex}", int(time.time())
-        self._items, self._open, self._number = list[JsonObject](), False, 0
+        self._items, self._events = list[JsonObject](), 0  # so far
+        self._open = ""  # type of the last item if further pieces may belong to it
 
     def whole(self, texts: Sequence[Completion]) -> JsonObject:
         (text,) = texts
@@ -107,24 +107,22 @@ class ResponseWriter:
 
     def add(self, _index: int, piece: Piece) -> Iterable[StreamEvent]:
         call = piece.call
-        if call is not None and call.name:
-            yield from self._begin_item(_call(call.id, call.name, ""))
-        elif call is None and not (self._open and self._items[-1]["type"] == "message"):
+        if call is not None:
+            if call.name:
+                yield from self._begin_item(_call(call.id, call.name, ""))
+            if call.arguments:
+                self._items[-1]["arguments"] += call.arguments
+                yield self._item_event("function_call_arguments.delta", delta=call.arguments)
+            return
+        if self._open != "message":
             if not piece.text:  # tokens of a call
                 return
-            yield from self._begin_item(_message("", []))
-            content = _part("", [])
-            yield self._item_event("response.content_part.added", content_index=0, part=content)
-        item = self._items[-1]
-        if call is None:
-            logprobs = self._logprobs(piece.tokens, piece.logprobs)
-            item["content"][0]["text"] += piece.text
-            item["content"][0]["logprobs"] += logprobs
-            delta = {"content_index": 0, "delta": piece.text, "logprobs": logprobs}
-            yield self._item_event("response.output_text.delta", **delta)
-        elif call.arguments:
-            item["arguments"] += call.arguments
-            yield self._item_event("response.function_call_arguments.delta", delta=call.arguments)
+            yield from self._begin_item(_message("", []), content=[])
+            yield self._item_event("content_part.added", part=_part("", []))
+        (part,), logprobs = self._items[-1]["content"], self._logprobs(piece.tokens, piece.logprobs)
+        part["text"] += piece.text
+        part["logprobs"] += logprobs
+        yield self._item_event("output_text.delta", delta=piece.text, logprobs=logprobs)
 
     def finish(self, _index: int, _text: Completion) -> Iterable[StreamEvent]:
         return self._end_item()
@@ -137,43 +135,43 @@ class ResponseWriter:
         code = error.code or error.kind
         yield self._event("error", code=code, message=error.message, param=error.param)
 
-    def _logprobs(self, tokens: Sequence[int], scores: Sequence[TokenLogProb]) -> list[JsonObject]:
-        return scored(self._client.tokenizer, tokens, scores) if self._chat.logprobs else []
-
-    def _begin_item(self, item: JsonObject) -> Iterable[StreamEvent]:
+    def _begin_item(self, item: JsonObject, **empty: Any) -> Iterable[StreamEvent]:
+        """Add an item. empty: fields that are still empty in the event"""
         yield from self._end_item()
         self._items.append(item)
-        self._open = True
-        begun = item | {"status": "in_progress"} | ({"content": []} if "content" in item else {})
+        begun, self._open = item | {"status": "in_progress"} | empty, item["type"]
         place = len(self._items) - 1
         yield self._event("response.output_item.added", output_index=place, item=begun)
 
     def _end_item(self) -> Iterable[StreamEvent]:
         if not self._open:
             return
-        self._open, item = False, self._items[-1]
-        if item["type"] == "message":
-            content = item["content"][0]
-            done = {"content_index": 0, "text": content["text"], "logprobs": content["logprobs"]}
-            yield self._item_event("response.output_text.done", **done)
-            yield self._item_event("response.content_part.done", content_index=0, part=content)
+        item, place = self._items[-1], len(self._items) - 1
+        if self._open == "message":
+            (part,) = item["content"]
+            done = {"text": part["text"], "logprobs": part["logprobs"]}
+            yield self._item_event("output_text.done", **done)
+            yield self._item_event("content_part.done", part=part)
         else:
-            arguments = item["arguments"]
-            yield self._item_event("response.function_call_arguments.done", arguments=arguments)
-        place = len(self._items) - 1
+            yield self._item_event("function_call_arguments.done", arguments=item["arguments"])
+        self._open = ""
         yield self._event("response.output_item.done", output_index=place, item=item)
 
     def _item_event(self, name: str, **data: Any) -> StreamEvent:
         place = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
-        return self._event(name, **place, **data)
+        part = {"content_index": 0} if self._open == "message" else {}
+        return self._event(f"response.{name}", **place, **part, **data)
 
     def _event(self, name: str, **data: Any) -> StreamEvent:
-        self._number += 1
-        return named_event(name, {"type": name, "sequence_number": self._number - 1, **data})
+        self._events += 1
+        return named_event(name, {"type": name, "sequence_number": self._events - 1, **data})
+
+    def _logprobs(self, tokens: Sequence[int], scores: Sequence[TokenLogProb]) -> list[JsonObject]:
+        return scored(self._client.tokenizer, tokens, scores) if self._body.logprobs else []
 
     def _frame(self, items: Sequence[JsonObject], text: Completion | None) -> JsonObject:
         """Return the answer with these items. text: None while the answer is still generated"""
-        chat = self._chat
+        chat = self._body
         cut = text is not None and text.finish_reason != "stop"
         ended = "incomplete" if cut else "completed"
         return {

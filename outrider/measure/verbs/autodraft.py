@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.command import say
-from inference.errors import InvalidRequest
-from inference.extras import require
+from inference.errors import InvalidRequest, require
 
 FLAGS = {
     "DEVICE_MAP": "device",

@@ -6,8 +6,7 @@ from dataclasses import replace
 from functools import partial
 from threading import Event
 
-from inference.cost.billing import Billing
-from inference.cost.quantity import Figure
+from inference.cost.billing import Billing, Figure
 from inference.engine.sessions.local_session import LocalSession
 from inference.loop.draft_thread import inline
 from inference.text.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from compile.plan.pass_seconds import RATES
+from compile.plan.report import RATES
 from inference.backends import Model
 from inference.errors import OutriderError
 from inference.planner.profiling import CONTEXT, time_calls

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from inference.backends.neuron.sdk import has_device, instance_family
+from compile.plan.memory import gib
+from inference.backends.neuron.sdk import has_device, instance_family, memory_peaks
 from inference.command import FAILED, UNEQUAL_DEVICE, say
 from inference.errors import BadArtifact, Unavailable
 from inference.files.artifact import read_manifest
@@ -98,21 +99,36 @@ def measured_graphs(options: ProveOptions) -> GraphTimes:
 def _report(
     options: ProveOptions, run: Journal, times: GraphTimes, checks: Sequence[str]
 ) -> Report:
-    rows, fitted = summarise(run.texts), times.fit()
+    rows, fitted, peaks = summarise(run.texts), times.fit(), memory_peaks()
     manifest = None if options.artifact is None else read_manifest(Path(options.artifact))
     return Report(
         verdict(rows),
         rows,
         run,
         times=[(*shape, seconds.value) for shape, seconds in times.seconds.items()],
-        below=[*checks, *times_table(times, fitted, instance_family() or ""), ""],
+        below=[
+            *checks,
+            *memory_lines(peaks),
+            *times_table(times, fitted, instance_family() or ""),
+            "",
+        ],
         data={
             "digest": None if manifest is None else manifest.digest(),
             "checks": list(checks),
+            "memory_peaks": peaks,
             "times": times.record(),
             "fit": None if fitted is None else fitted._asdict(),
         },
     )
+
+
+def memory_lines(peaks: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Format the peak memory of each Neuron core (memory_peaks), to compare with the plan's."""
+    return [
+        f"memory of {core}: at most {gib(sum(sizes.values()))} since the driver was loaded "
+        f"({', '.join(f'{name} {gib(size)}' for name, size in sizes.items())})"
+        for core, sizes in peaks.items()
+    ]
 
 
 def verdict(rows: Sequence[Row]) -> list[str]:

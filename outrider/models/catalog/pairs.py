@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from inference.command import nearest
-from inference.errors import InvalidRequest
-from inference.extras import install, is_installed
+from inference.errors import InvalidRequest, install, is_installed
 from inference.text.tokenizer_settings import TokenizerIdentity
 from outrider.models.catalog.models_here import ModelHere
 from outrider.models.catalog.published_models import (

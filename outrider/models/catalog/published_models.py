@@ -12,8 +12,7 @@ from pathlib import Path
 
 from grpc_comm.translate import Description
 from inference.errors import InvalidRequest, Mismatch
-from inference.files.json_file import read_json
-from inference.files.records import Count, Positive, Record, Text, read_record
+from inference.files.json_file import Count, Positive, Record, Text, read_json, read_record
 from inference.model.checkpoints.hub import find_model
 from inference.text.tokenizer import Tokenizer
 from inference.text.tokenizer_settings import TokenizerIdentity

@@ -1,19 +1,23 @@
-"""Building an artefact: whole, resumable, and never half there."""
+"""Building an artefact: whole, resumable, never half there; what it prints, and its processes."""
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from compile import builders
-from compile.build import graph_processes
-from compile.build.build import MadeWith, read_source
+from compile.build import build as building
+from compile.build.build import MadeWith, quiet_libraries, read_source
+from compile.build.cpu import InProcesses
 from compile.plan.buckets import first_graphs
 from compile.spec import CompileSpec
 from inference.errors import BadArtifact, UnsupportedModel
@@ -197,7 +201,7 @@ def test_the_command_line_builds_pushes_and_pulls(
         return FakeBuilder()
 
     monkeypatch.setattr(builders, "builder_of", fake)
-    monkeypatch.setattr(graph_processes, "quiet_libraries", lambda: None)  # it stays so
+    monkeypatch.setattr(building, "quiet_libraries", lambda: None)  # it stays so
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     out, store, taken = (str(tmp_path / name) for name in ("out", "store", "taken"))
     sizes = ["--rows", "1", "--tree_sizes", "4", "--sampling", "greedy"]
@@ -213,3 +217,65 @@ def test_the_command_line_builds_pushes_and_pulls(
     assert run(*pull, manifest.digest(), "--out", taken).code == 0
     assert read_manifest(Path(taken)) == manifest
     run(*pull, "0" * 64, "--out", tmp_path / "other").assert_failed("manifests/")
+
+
+def test_a_line_says_when_a_stage_starts_and_when_it_ends(tmp_path: Path) -> None:
+    said: list[str] = []
+    build(tmp_path / "out", say=said.append)
+    assert said[2] == f"[2/{len(EVERYTHING)}] {NAMES[0]} ..."
+    assert said[3].startswith(f"[2/{len(EVERYTHING)}] {NAMES[0]}: 0.")
+    assert len(said) == 2 * len(EVERYTHING)
+
+
+def test_the_live_progress_leaves_a_line_for_each_stage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build(tmp_path / "out", live=True)
+    shown = capsys.readouterr().err
+    for index, stage in enumerate(EVERYTHING, 1):
+        assert f"[{index}/{len(EVERYTHING)}] {stage}: 0.0 s" in shown
+
+
+def test_quiet_libraries_still_tell_their_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    levels = {name: logging.getLogger(name).level for name in ("torch", "absl")}
+    with warnings.catch_warnings(record=True) as told:
+        quiet_libraries()
+        warnings.warn("deprecated", FutureWarning, stacklevel=1)
+    assert told == []
+    assert not logging.getLogger("torch._inductor").isEnabledFor(logging.WARNING)
+    assert logging.getLogger("torch._inductor").isEnabledFor(logging.ERROR)
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+
+
+class Watched(FakeBuilder):
+    """Writes the number of its process beside each graph."""
+
+    def build(self, bucket: Bucket, directory: Path) -> list[str]:
+        if bucket.name == self.broken:
+            raise BadArtifact(f"graph {bucket.name} was not compiled")
+        if self.version == "dies":
+            os._exit(9)
+        (directory / f"{bucket.name}.pid").write_text(str(os.getpid()))
+        return super().build(bucket, directory)
+
+
+def test_graphs_built_by_processes_are_those_of_one_builder(tmp_path: Path) -> None:
+    manifest = build(tmp_path / "out", InProcesses(Watched, 2, quiet=True))
+    check_files(tmp_path / "out", manifest)
+    assert manifest.files == build(tmp_path / "other").files
+    processes = {path.read_text() for path in (tmp_path / "out").glob("*.pid")}
+    assert str(os.getpid()) not in processes
+    assert 1 <= len(processes) <= 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [({"broken": NAMES[1]}, ["was not compiled"]), ({"version": "dies"}, ["taskset"])],
+)
+def test_what_goes_wrong_in_a_process_is_an_error_here(
+    tmp_path: Path, settings: dict[str, str], shown: list[str]
+) -> None:
+    builder = InProcesses(partial(Watched, **settings), 1, quiet=True)  # type: ignore[arg-type]
+    assert_refused(lambda: build(tmp_path / "out", builder), shown, BadArtifact)

@@ -4,7 +4,6 @@ nothing here needs a device.
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -22,7 +21,7 @@ from compile.builders import neuron_artifact
 from compile.neuron.builder import NeuronBuilder
 from compile.neuron.compiler import OVERRIDE, compiler_flags, render
 from inference.backends.neuron import sdk as neuron_sdk
-from inference.backends.neuron.model import COPY, FILL_RECORD, PACKAGE
+from inference.backends.neuron.model import COPY, FILL, PACKAGE
 from inference.errors import BadArtifact, MissingExtra
 from inference.files.artifact import check_files
 from inference.text.tokenizer import Tokenizer
@@ -41,7 +40,7 @@ def test_an_artefact_has_weights_by_rank_one_package_and_a_record_of_each_graph(
     manifest = build(tmp_path / "a", checkpoint, spec_of(2))
     check_files(tmp_path / "a", manifest)
     graphs = {f"graphs/{bucket.name}.{kind}" for bucket in FEW for kind in ("json", "log.txt")}
-    graphs |= {f"graphs/{COPY}.json", FILL_RECORD, PACKAGE}
+    graphs |= {f"graphs/{COPY}.json", f"graphs/{FILL}.json", PACKAGE}
     assert {name for name in manifest.files if name.startswith("graphs/")} == graphs
     ranks = [
         load_file(tmp_path / "a" / f"weights/tp{rank}_sharded_checkpoint.safetensors")
@@ -219,23 +218,7 @@ def test_a_transformers_that_is_too_new_and_packages_that_cannot_be_imported_are
     assert_refused(neuron_sdk.load_sdk, shown, MissingExtra)
 
 
-# --- imports and documentation
-
-
-def test_each_of_awss_packages_is_imported_by_one_module_alone() -> None:
-    names = {"torch_neuronx", "neuronx_distributed", "libneuronxla", "neuronxcc", "torch_xla"}
-    names.add("transformers_neuronx")
-    neuron = ROOT / "inference/backends/neuron"
-    alone = {neuron / "sdk.py", neuron / "legacy.py"}  # these import by name, when they are asked
-    for room in ("inference", "compile", "outrider", "grpc_comm"):
-        for path in (ROOT / room).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-                found += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-                assert not {name.split(".")[0] for name in found} & names, path
-                called = node.func if isinstance(node, ast.Call) else None
-                by_name = isinstance(called, ast.Name) and called.id == "import_module"
-                assert not by_name or path in alone or room != "inference", path
+# --- documentation
 
 
 def test_the_memory_table_of_the_documentation_is_what_its_command_prints(run: Run) -> None:

@@ -11,20 +11,26 @@ import pytest
 import torch
 
 from compile.build.build import build_artifact
-from compile.build.progress import BuildProgress
-from compile.native.builder import TorchNeuronBuilder, cut, sharded_fields
+from compile.neuron.native import TorchNeuronBuilder, cut, sharded_fields
 from compile.parallel import parallel_config, parallel_tensors
 from compile.spec import verify_bucket
-from inference.backends.native.graph import Collectives, rank_layers
-from inference.backends.native.loading import load_native
-from inference.backends.native.program import own_config
+from inference.backends.native.program import Collectives, own_config, rank_layers
+from inference.backends.native.ranks import load_native
 from inference.files.artifact import Manifest
 from inference.model.checkpoints.config import parse_config
 from inference.model.decoder import Decoder
 from tests.support.models import TINY, tiny_decoder, write_checkpoint
-from tests.support.native_targets import native_builder, native_spec
-from tests.support.neuron_artifacts import JUNK, ROWS, TREE, source_of
-from tests.support.strict_torch_neuron import CPU, DEATH, dying_once
+from tests.support.neuron_artifacts import (
+    CPU,
+    DEATH,
+    JUNK,
+    ROWS,
+    TREE,
+    dying_once,
+    native_builder,
+    native_spec,
+    source_of,
+)
 
 GREEDY = (verify_bucket(ROWS, TREE, JUNK, JUNK, sampled=False),)
 
@@ -37,7 +43,7 @@ def built(directory: Path, checkpoint: Path, said: list[str]) -> Manifest:
         native_builder(checkpoint, spec),
         directory,
         command="test",
-        progress=BuildProgress(said.append),
+        say=said.append,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from compile.plan.pass_seconds import BAND, PassSeconds, pass_seconds
+from compile.plan.report import BAND, PassSeconds, pass_seconds
 from compile.spec import CompileSpec, verify_bucket
 from inference.files.artifact import DraftBucket, FusedPart, RoundBucket
 from inference.model.checkpoints.config import (

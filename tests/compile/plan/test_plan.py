@@ -1,24 +1,27 @@
-"""Planning graphs, and counting what they need."""
+"""Planning graphs and their features, and counting what they need."""
 
 from __future__ import annotations
 
 from dataclasses import astuple, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from compile.compile_options import CompileOptions
-from compile.parallel import calls_between
 from compile.plan.buckets import GraphSizes, graphs_of
-from compile.plan.device import device_of
 from compile.plan.fit import check_fits, check_sharding, rank_memory, usual_ranks
-from compile.plan.memory import footprint, passes_of
+from compile.plan.memory import device_of, footprint, passes_of
+from compile.plan.report import describe
 from compile.request import find_checkpoint, make_request
 from compile.spec import CompileSpec, verify_bucket
-from inference.errors import LimitExceeded
-from inference.files.artifact import Bucket
-from inference.model.checkpoints.config import parse_config, read_raw_config
-from tests.support.models import TINY, tiny_decoder
+from inference.backends.neuron.model import calls_between
+from inference.errors import BadArtifact, LimitExceeded
+from inference.files.artifact import Bucket, read_manifest, write_manifest
+from inference.model.checkpoints.config import parse_config, read_config, read_raw_config
+from tests.support import artifacts, heads
+from tests.support.models import TINY, tiny_decoder, write_checkpoint
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 
@@ -114,17 +117,27 @@ def test_ranks_that_cannot_share_the_heads_are_refused(ranks: int) -> None:
     [
         ({"target": "tpu"}, ["--target tpu", "cpu, trn1"]),
         ({"target": "cpu"}, ["--tensor_parallel 2", "cpu"]),
-        ({"buckets": (Bucket(1, 8, 100, 8, 8, False, 2112),)}, ["64 nodes and 2112 slots"]),
-        ({"buckets": (Bucket(1, 8, 100, 8, 8, False, 99),)}, ["junk slot is 2112"]),
-        ({"buckets": (verify_bucket(1, 8, 9, 2112, sampled=True),) * 2}, ["twice"]),
-        ({"buckets": (verify_bucket(2, 64, 2112, 2112, sampled=True),)}, ["2 rows", "--rows 1"]),
         ({"rows": 8000}, ["16777216"]),
     ],
 )
-def test_a_spec_that_contradicts_itself_does_not_exist(
-    changes: dict[str, Any], shown: list[str]
-) -> None:
+def test_a_spec_that_cannot_be_built_is_refused(changes: dict[str, Any], shown: list[str]) -> None:
     assert_refused(lambda: replace(spec_of(), **changes), shown)
+
+
+@pytest.mark.parametrize(
+    "buckets",
+    [
+        (Bucket(1, 8, 100, 8, 8, False, 2112),),
+        (verify_bucket(1, 64, 99, 99, sampled=True),),
+        (verify_bucket(1, 64, 2112, 2112, sampled=True),) * 2,
+        (verify_bucket(2, 64, 2112, 2112, sampled=True),),
+    ],
+)
+def test_a_spec_whose_graphs_contradict_its_cache_does_not_exist(
+    buckets: tuple[Bucket, ...],
+) -> None:
+    with pytest.raises(AssertionError):
+        replace(spec_of(), buckets=buckets)
 
 
 @pytest.mark.parametrize("alone", [1, 2])
@@ -248,3 +261,45 @@ def test_rows_by_default_are_as_many_as_fit(length: int, rows: int) -> None:
     given_ = {"sequence_length": length, "tensor_parallel": 2}
     assert planned(**given_).rows == rows
     assert planned(**given_, batch=3).rows == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "layers"), [("29,2,16", (2, 16, 29)), ("0,32", (0, 32)), ("eagle3", (2, 16, 29))]
+)
+def test_layers_are_named_by_numbers_or_as_those_of_eagle3(
+    given: str, layers: tuple[int, ...]
+) -> None:
+    assert planned(features=given).features == layers
+
+
+def test_a_head_names_the_layers_that_it_reads(tmp_path: Path) -> None:
+    target = write_checkpoint(tmp_path / "target")
+    config = read_config(target)
+    raw = heads.raw_config(config, eagle_aux_hidden_state_layer_ids=[0, 2])
+    head = heads.write_head(tmp_path / "head", raw, heads.tensors_of(config))
+    options = {"model": str(target), "target": "cpu", "features": str(head)}
+    assert planned(**options).features == (0, 2)
+
+
+def test_a_layer_that_the_target_lacks_and_graphs_that_return_no_features_are_refused() -> None:
+    assert_refused(lambda: planned(features="2,33"), ["--features 2,33", "0 to 32"])
+    fused = partial(planned, features="2", target="cpu", fused=True, draft_model=EIGHT)
+    assert_refused(fused, ["--features", "--fused"])
+
+
+def test_features_are_part_of_an_artefacts_digest_and_their_absence_is_not(tmp_path: Path) -> None:
+    plain = artifacts.build(tmp_path / "plain")
+    named = replace(plain, features=(0, 2))
+    assert named.digest() != plain.digest()
+    for manifest in (plain, named):
+        write_manifest(tmp_path, manifest)
+        assert read_manifest(tmp_path) == manifest
+        assert ("features" in (tmp_path / "manifest.json").read_text()) == bool(manifest.features)
+    write_manifest(tmp_path, replace(plain, features=(2, 0)))
+    assert_refused(lambda: read_manifest(tmp_path), ["ascending"], BadArtifact)
+
+
+def test_a_plan_names_the_features_of_its_graphs() -> None:
+    config, spec = parse_config(LLAMA_8B), planned(features="2,16,29")
+    lines = list(describe(spec, config, footprint(config, spec)))
+    assert "inputs of layers 2, 16, 29 with each node: 24 KiB" in lines

@@ -4,33 +4,37 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from deploy.host.idle import Activity, Idleness, idleness, main
 from grpc_comm.observability.endpoint import serve_metrics
 from grpc_comm.observability.metrics import Metrics
 from grpc_comm.transport import Address
-from tests.support.observed import counted
+from tests.support.hand_streams import counted
 from tests.support.wire_fixtures import connected, eventually, free_port, opened, successor_engine
 
 AT_ONCE = "1e-9"
 """Minutes after which a second look finds a target idle."""
 
 
-def test_idle_time_begins_when_the_last_session_is_seen() -> None:
-    seen = idleness(None, Activity(open=0, ended=0), 100.0)
-    assert seen == Idleness(100.0, 0)
-    assert idleness(seen, Activity(open=0, ended=0), 160.0) == seen
-    assert idleness(seen, Activity(open=2, ended=0), 160.0) == Idleness(160.0, 0)
+SEEN = Idleness(100.0, ended=3)
 
 
-def test_a_session_between_two_looks_counts() -> None:
-    seen = Idleness(100.0, ended=3)
-    assert idleness(seen, Activity(open=0, ended=4), 160.0) == Idleness(160.0, 4)
-
-
-def test_a_target_without_an_answer_is_idle() -> None:
-    seen = Idleness(100.0, ended=3)
-    assert idleness(seen, None, 160.0) == seen
-    assert idleness(seen, Activity(open=0, ended=0), 220.0).since == 100.0  # it restarted
+@pytest.mark.parametrize(
+    ("before", "activity", "after"),
+    [
+        (None, Activity(open=0, ended=3), Idleness(160.0, 3)),
+        (SEEN, Activity(open=0, ended=3), SEEN),
+        (SEEN, Activity(open=2, ended=3), Idleness(160.0, 3)),
+        (SEEN, Activity(open=0, ended=4), Idleness(160.0, 4)),  # a session between two looks
+        (SEEN, None, SEEN),
+        (SEEN, Activity(open=0, ended=0), Idleness(100.0, 0)),  # the target restarted
+    ],
+)
+def test_idle_time_begins_when_the_last_session_is_seen(
+    before: Idleness | None, activity: Activity | None, after: Idleness
+) -> None:
+    assert idleness(before, activity, 160.0) == after
 
 
 def test_a_host_is_idle_before_and_after_a_session_and_not_while_it_is_open(tmp_path: Path) -> None:

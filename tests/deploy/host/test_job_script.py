@@ -13,9 +13,8 @@ import pytest
 from compile.store import open_store, pull
 from deploy.host.user_data import ARTEFACT, RESULTS, job_script
 from outrider.models.directories import EMBEDDED
-from tests.support.host_settings import JOB
 from tests.support.hub_server import COMMIT, TOKEN, hub_server
-from tests.support.scratch_host import IMAGE_VENV, ScratchHost, scratch_host
+from tests.support.scratch_host import IMAGE_VENV, JOB, ScratchHost, scratch_host
 
 pytestmark = pytest.mark.extended
 
@@ -36,7 +35,7 @@ def run(
     wheel: Path,
     *arguments: str,
     hub: str = "",
-    commands: tuple[tuple[str, ...], ...] | None = None,
+    commands: tuple[tuple[str, ...], ...] = (),
 ) -> tuple[int, dict[str, str], str]:
     """Run the script, as cloud-init does; its exit code, last report, and log in the bucket.
 
@@ -59,19 +58,7 @@ def run(
     return done.returncode, json.loads((reports / "status.json").read_text()), log
 
 
-def test_what_is_built_can_be_pulled_by_the_digest_that_is_reported(
-    host: ScratchHost, wheel: Path, tmp_path: Path
-) -> None:
-    code, status, log = run(host, wheel, *SMALL)
-    assert (code, status["state"]) == (0, "built"), log
-    manifest = pull(
-        open_store(str(host.root / "srv/store")), status["digest"], tmp_path / "out", print
-    )
-    assert (manifest.target, manifest.dtype, manifest.rows) == ("cpu", "float32", 1)
-    assert host.calls("shutdown") == ["-P +360 the end of the lifetime of this job", "-P now"]
-
-
-def test_a_gated_model_is_read_with_the_token_that_no_log_shows(
+def test_what_is_built_with_a_token_can_be_pulled_by_its_digest_and_no_log_shows_the_token(
     host: ScratchHost, wheel: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "token").write_text(TOKEN)
@@ -83,25 +70,24 @@ def test_a_gated_model_is_read_with_the_token_that_no_log_shows(
     assert TOKEN not in log
     assert "ssm delete-parameters --names /outrider/build-1/hub_token" in host.calls("aws")
     store = open_store(str(host.root / "srv/store"))
-    assert pull(store, status["digest"], tmp_path / "out", print).model == "acme/gated"
+    manifest = pull(store, status["digest"], tmp_path / "out", print)
+    assert (manifest.model, manifest.target, manifest.rows) == ("acme/gated", "cpu", 1)
+    assert host.calls("shutdown") == ["-P +360 the end of the lifetime of this job", "-P now"]
 
 
-def test_a_build_that_fails_says_where_and_ends_its_host(host: ScratchHost, wheel: Path) -> None:
-    code, status, log = run(host, wheel, "--target=cpu", "--sequence_length=1")
-    assert (code, status["state"], status["step"]) == (2, "failed", "commands")
-    assert "--sequence_length 1: a whole number of 2 or more is needed" in log
-    assert "FAILED at: commands (exit code 2)" in log
-    assert host.calls("shutdown")[-1] == "-P now"
-
-
-def test_a_command_runs_after_one_that_failed_and_its_results_are_brought_to_the_bucket(
+def test_a_failed_command_is_reported_and_the_next_one_runs_and_its_results_reach_the_bucket(
     host: ScratchHost, wheel: Path
 ) -> None:
     keep = f"import pathlib; p = pathlib.Path('{RESULTS}/a'); p.mkdir(parents=True); "
-    write = "(p / 'report.md').write_text('found'); (p / 'artefact').mkdir()"
-    commands = ("no_such_module",), ("timeit", "-n1", "-r1", keep + write)
+    write = "(p / 'report.md').write_text('done'); (p / 'artefact').mkdir()"
+    failing = ("compile", "--target=cpu", "--sequence_length=1")
+    commands = (failing, ("timeit", "-n1", "-r1", keep + write))
     code, status, log = run(host, wheel, commands=commands)
-    assert (code, status["state"], status["digest"]) == (1, "failed", ""), log
+    assert (code, status["state"], status["step"]) == (2, "failed", "commands")
+    assert status["digest"] == ""
+    assert "--sequence_length 1: a whole number of 2 or more is needed" in log
+    assert "FAILED at: commands (exit code 2)" in log
     copied = "s3 cp --only-show-errors --recursive --exclude=*/artefact/* --include="
     (copy,) = [call for call in host.calls("aws") if call.startswith(copied)]
     assert copy.endswith(f" {RESULTS} s3://bucket/builds-of/build-1/results")
+    assert host.calls("shutdown")[-1] == "-P now"

@@ -23,11 +23,11 @@ from grpc_comm.proto import verifier_pb2_grpc
 from inference.backends import Chosen, Segment
 from inference.engine.engine import Engine
 from inference.errors import Mismatch, OutriderError
-from inference.loop.text_copy import MAX_UNREAD
 from inference.order import MAX_CREDIT, Decode
 from inference.sampling import SamplingParams
+from inference.text_log import MAX_UNREAD
 from outrider.measure.link import LinkShape, shaped_link
-from tests.support.observed import counted
+from tests.support.hand_streams import counted
 from tests.support.wire_fixtures import (
     VOCABULARY,
     WAIT,

@@ -18,16 +18,15 @@ from torch import Tensor
 from compile.agreement import check_graph
 from compile.build.build import build_artifact, read_source
 from compile.build.cpu import CpuBuilder, check_compiler
-from compile.build.progress import BuildProgress
 from compile.spec import CompileSpec, mask_words, prefill_bucket, verify_bucket
 from grpc_comm.client.connection import connect
 from inference.backends.eager import EagerModel
 from inference.backends.graphs.compiled import CompiledModel, load_compiled, read_compiled
-from inference.backends.target_features import FeatureForm
 from inference.engine.engine import Engine
 from inference.engine.sessions.local_session import LocalSession
 from inference.errors import BadArtifact, InvalidRequest
 from inference.files.artifact import read_manifest, write_manifest
+from inference.model.cache import FeatureForm
 from inference.model.decoder import Decoder
 from inference.sampling import SamplingParams
 from inference.text.tokenizer import Tokenizer
@@ -35,8 +34,8 @@ from outrider.cli import main
 from outrider.processes import READY
 from outrider.target.spawn import role_environment
 from tests.support.backends import NO_COMPILER
-from tests.support.drafts import alone, growing, nudged, speculated
 from tests.support.models import loaded, write_checkpoint_with_tokenizer
+from tests.support.pairs import alone, growing, nudged, speculated
 from tests.support.refusals import assert_refused
 
 pytestmark = [pytest.mark.extended, NO_COMPILER]
@@ -68,10 +67,10 @@ def spec_of(source: Path, **changes: Any) -> CompileSpec:
 @pytest.fixture(scope="module")
 def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     spec, out = spec_of(source), tmp_path_factory.mktemp("artifact")
-    builder, progress = CpuBuilder(spec, source), BuildProgress(print)
+    builder = CpuBuilder(spec, source)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
-        build_artifact(spec, read_source(source), builder, out, command="test", progress=progress)
+        build_artifact(spec, read_source(source), builder, out, command="test", say=print)
         yield out
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from inference.backends import Model, Ranked, Segment
-from inference.backends.dynamic_batcher import DynamicBatcher
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
+from inference.backends.wrappers import DynamicBatcher
 from inference.sampling import SamplingParams
 from inference.tree.token_tree import TokenTree
 from tests.support.models import sequence_after, tiny_decoder

@@ -15,7 +15,6 @@ from compile import round_check
 from compile.__main__ import main as compile_main
 from compile.build.build import build_artifact, read_source
 from compile.build.cpu import CpuBuilder
-from compile.build.progress import BuildProgress
 from compile.round_check import check_independence
 from compile.spec import CompileSpec, verify_bucket
 from inference.backends.eager import EagerModel
@@ -40,9 +39,9 @@ from inference.tree.tree_shape import Branches
 from outrider.options.roles import FusedTargetRole
 from outrider.target.target import load_target
 from tests.support.backends import NO_COMPILER
-from tests.support.drafts import alone, assert_drafted_text
 from tests.support.equality import NearTies
 from tests.support.models import loaded, write_checkpoint_with_tokenizer
+from tests.support.pairs import alone, assert_drafted_text
 from tests.support.refusals import assert_refused
 
 pytestmark = [pytest.mark.extended, NO_COMPILER]
@@ -84,7 +83,7 @@ class Build(NamedTuple):
             CpuBuilder(self.spec, self.source, self.draft),
             directory,
             command="test",
-            progress=BuildProgress(self.lines.append),
+            say=self.lines.append,
         )
 
 

@@ -13,15 +13,13 @@ from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from inference.backends.gguf.library import GgufFacts
-from inference.backends.gguf.loading import load_gguf
-from inference.backends.gguf.model import GgufModel
-from inference.backends.sequence import ModelSequence
-from inference.backends.slots import Slots
+from inference.backends.gguf.model import GgufModel, load_gguf
+from inference.backends.sequence import ModelSequence, Slots
 from inference.sampling import SamplingParams
 from inference.tree.token_tree import TokenTree
 from outrider.models.directories import EMBEDDED
 from tests.support.families import WINDOW, config_of
-from tests.support.gguf_files import write_library_gguf
+from tests.support.gguf_models import write_library_gguf
 from tests.support.models import by_id, sequence_after
 
 pytest.importorskip("llama_cpp", reason="a GGUF file needs pip install '.[gguf]'")

@@ -7,12 +7,12 @@ import pytest
 
 from inference.backends.gguf.library import SEQUENCES
 from inference.backends.gguf.states import GgufStates
-from inference.backends.libraries.kept_states import BEHIND
+from inference.backends.libraries.tree_lines import BEHIND
 from inference.backends.sequence import ModelSequence
 from inference.errors import Unavailable
 from inference.sampling import SamplingParams
 from inference.tree.token_tree import TokenTree
-from tests.support.fake_llama_cpp import VOCABULARY, StateCells, logits_after, model_of, seen_after
+from tests.support.gguf_models import VOCABULARY, StateCells, logits_after, model_of, seen_after
 from tests.support.models import sequence_after
 from tests.support.refusals import assert_refused
 

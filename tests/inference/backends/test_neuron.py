@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from compile.parallel import parallel_config
+from compile.parallel import shards_evenly
 from compile.spec import verify_bucket
 from inference.backends import Segment
 from inference.backends.neuron.model import COPY, FILL, NeuronModel
@@ -22,7 +22,6 @@ from inference.model.cache import cache_names
 from inference.model.checkpoints.config import parse_config
 from inference.sampling import SamplingParams
 from inference.tree.token_tree import TokenTree
-from tests.support.drafts import alone
 from tests.support.fake_neuron import Neuron
 from tests.support.models import TINY, segment, write_checkpoint
 from tests.support.neuron_artifacts import (
@@ -38,6 +37,7 @@ from tests.support.neuron_artifacts import (
     spec_of,
     whole,
 )
+from tests.support.pairs import alone
 from tests.support.refusals import assert_refused
 
 # ranks, changes of the tiny Llama of 4 heads and 61 ids
@@ -204,9 +204,10 @@ def test_bfloat16_weights_of_every_rank_are_bfloat16(
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_what_cannot_be_dealt_out_evenly_is_refused(changes: dict[str, int]) -> None:
-    config = parse_config(TINY | {"num_attention_heads": 6, "hidden_size": 24} | changes)
-    assert_refused(lambda: parallel_config(config, 2, config.vocab_size), ["--tensor_parallel 2"])
+def test_what_cannot_be_divided_evenly_is_known(changes: dict[str, int]) -> None:
+    shape = TINY | {"num_attention_heads": 6, "hidden_size": 24}
+    assert shards_evenly(parse_config(shape), 2)
+    assert not shards_evenly(parse_config(shape | changes), 2)
 
 
 def test_noise_is_made_before_a_texts_first_call_and_then_ahead_of_calls(served: Served) -> None:

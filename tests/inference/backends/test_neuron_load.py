@@ -30,12 +30,12 @@ from inference.errors import (
     OutriderError,
     Unavailable,
 )
-from inference.model.choice.noise import noise_in_limbs
+from inference.model.choice.arithmetic import noise_in_limbs
 from inference.text.tokenizer import Tokenizer
 from outrider.cli import main
 from tests.support.fake_neuron import VERSIONS, Neuron
 from tests.support.neuron_artifacts import build, built_model, spec_of
-from tests.support.noise_oracle import PINNED, exact_gumbel
+from tests.support.oracles import PINNED, exact_gumbel
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 

@@ -12,7 +12,7 @@ import torch
 from inference.backends import Chosen, Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.substitute_model import SharedCacheModel, SharedSequence
-from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import Draft
 from inference.engine.engine import Engine
 from inference.engine.sessions.session import Session
 from inference.model.decoder import Decoder

@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from inference.backends.slots import Slots
+from inference.backends.sequence import Slots
 from inference.errors import LimitExceeded
-from tests.support.examples import examples
+from tests.support.tiers import examples
 
 CAPACITY = 24
 

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from inference.backends import Chosen, Ranked, Segment, timed
-from inference.backends.timed import TimedModel
+from inference.backends import Chosen, Ranked, Segment, wrappers
+from inference.backends.wrappers import TimedModel
 from inference.times_file import Profile
 from outrider.cli import main
 from outrider.processes import READY
@@ -36,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     def sleep(seconds: float) -> None:
         clock.now += seconds
 
-    monkeypatch.setattr(timed, "time", SimpleNamespace(perf_counter=clock, sleep=sleep))
+    monkeypatch.setattr(wrappers, "time", SimpleNamespace(perf_counter=clock, sleep=sleep))
     return clock
 
 

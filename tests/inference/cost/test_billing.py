@@ -9,8 +9,16 @@ from typing import Any
 
 import pytest
 
-from inference.cost.billing import OBJECTIVES, Billing, blend, hire_usd
-from inference.cost.quantity import Figure, Quality, at_least, total
+from inference.cost.billing import (
+    OBJECTIVES,
+    Billing,
+    Figure,
+    Quality,
+    at_least,
+    blend,
+    hire_usd,
+    total,
+)
 from inference.errors import InvalidRequest
 from inference.planner.prices import SPEED, UnitPrices, Usage
 

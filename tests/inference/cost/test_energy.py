@@ -13,6 +13,7 @@ import pynvml
 import pytest
 
 from inference.cost import energy
+from inference.cost.billing import Figure, Quality
 from inference.cost.energy import (
     AppleReader,
     EnergyMeter,
@@ -23,7 +24,6 @@ from inference.cost.energy import (
     nvml_readers,
     rapl_readers,
 )
-from inference.cost.quantity import Figure, Quality
 from tests.support.clock import Clock
 
 

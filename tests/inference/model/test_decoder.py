@@ -27,8 +27,8 @@ from inference.backends import Segment, eager
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.errors import LimitExceeded
-from inference.model.attention import WIDE, Sight, attend
 from inference.model.decoder import layers_on
+from inference.model.layers import WIDE, Sight, attend
 from inference.sampling import SamplingParams
 from inference.tree.token_tree import TokenTree
 from tests.support.models import by_id, loaded, sequence_after, tiny_decoder, tiny_model

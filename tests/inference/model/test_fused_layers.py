@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from inference.model.cache import KeysValues, empty_cache, write_slots
 from inference.model.checkpoints.config import ModelConfig, parse_config
 from inference.model.decoder import Decoder, layers_on
-from inference.model.fused_layers import FUSED
-from inference.model.layers import WHOLE, Layers
+from inference.model.layers import FUSED, WHOLE, Layers
 from tests.support.models import TINY
 
 KERNELS = (F.rms_norm, F.scaled_dot_product_attention)

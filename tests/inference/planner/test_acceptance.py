@@ -15,8 +15,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from inference.errors import InvalidRequest
 from inference.files.json_file import Json
-from inference.planner.acceptance import RANKS, AcceptanceModel
-from inference.planner.acceptance_file import SHIPPED, read_acceptance, read_model, write_acceptance
+from inference.planner.acceptance import (
+    RANKS,
+    SHIPPED,
+    AcceptanceModel,
+    read_acceptance,
+    read_model,
+    write_acceptance,
+)
 from inference.planner.child_features import FloatArray, rank_features
 
 Scores = NDArray[np.float32]

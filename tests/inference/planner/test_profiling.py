@@ -12,8 +12,7 @@ import pytest
 from inference.backends import Chosen, Model, Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.gguf.trees import GgufTrees
-from inference.backends.sequence import ModelSequence
-from inference.backends.slots import Slots
+from inference.backends.sequence import ModelSequence, Slots
 from inference.model.checkpoints.config import parse_config
 from inference.planner.profiling import (
     CONTEXT,
@@ -26,7 +25,7 @@ from inference.sampling import SamplingParams
 from inference.times import Shape, Times
 from inference.tree.token_tree import TokenTree
 from tests.support.exact import HandModel
-from tests.support.fake_llama_cpp import Cells, model_of
+from tests.support.gguf_models import Cells, model_of
 from tests.support.models import TINY, random_decoder, tiny_model
 
 LENGTH = 500

@@ -9,10 +9,10 @@ import tokenizers
 from tokenizers import decoders, models
 
 from inference.loop.decode import TargetSession
-from inference.loop.stats import Traffic
 from inference.order import Progress
 from inference.proposer import NOBODY
 from inference.text.stream import TokenBytes
+from inference.text_log import Traffic
 from outrider.client.client import Client
 from outrider.client.watching import TextEvent, Watcher
 

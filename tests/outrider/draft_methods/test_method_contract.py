@@ -29,8 +29,8 @@ from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
 from outrider.target.colocated_draft import with_draft
 from outrider.target.target import load_served
 from tests.support import heads
-from tests.support.drafts import knowledge, text_of
-from tests.support.gguf_files import write_gguf
+from tests.support.gguf_models import write_gguf
+from tests.support.pairs import knowledge, text_of
 
 TOKENS, LENGTH = 16, 256
 JSON = Grammar(

@@ -16,10 +16,9 @@ import pytest
 from inference.errors import Busy, LimitExceeded, Unavailable
 from inference.sampling import Grammar, GrammarKind, SamplingParams
 from outrider.endpoint.access import MAX_HEAD_BYTES
-from outrider.endpoint.grammar_turns import MAX_WAITING, GrammarTurns
 from outrider.endpoint.interfaces.answering import completions
 from outrider.endpoint.target_manager import TargetManager
-from outrider.endpoint.text_runner import TextRunner
+from outrider.endpoint.text_runner import MAX_WAITING, GrammarTurns, TextRunner
 from outrider.text.completion import Completion, Request
 from tests.outrider.endpoint.conftest import http_server, opened, sent, until_closed
 from tests.support.wire_fixtures import WAIT, eventually
@@ -160,36 +159,37 @@ def test_each_key_is_a_caller_of_its_own(target: str) -> None:
 
 def test_a_caller_has_one_new_grammar_at_the_target_and_known_ones_wait_for_nobody() -> None:
     turns = GrammarTurns()
-    first, second, third = (Grammar(GrammarKind.REGEX, text) for text in "abc")
+    first, second, third, fourth = (Grammar(GrammarKind.REGEX, text) for text in "abcd")
+
+    async def check(caller: str, grammar: Grammar | None) -> None:
+        async with turns.turn(caller, grammar) as end:
+            end()
+            end()
 
     async def scene() -> None:
-        end_first = await turns.begin(ALICE, first)
-        queued = [asyncio.create_task(turns.begin(ALICE, second)) for _ in range(MAX_WAITING)]
-        await asyncio.sleep(0)
-        with pytest.raises(Busy, match=f"{MAX_WAITING} texts with new grammars"):
-            await turns.begin(ALICE, third)
-        (await turns.begin(ALICE, None))(True)
-        (await turns.begin(BOB, third))(True)
-        (await turns.begin(ALICE, third))(True)  # BOB had it checked
-        assert not any(one.done() for one in queued)
-        end_first(False)
-        end_second = await queued[0]
-        end_second(True)
-        end_second(False)
-        await asyncio.gather(*queued[1:])
-        end_first = await turns.begin(ALICE, first)  # it was never checked
-        waiting = asyncio.create_task(turns.begin(ALICE, Grammar(GrammarKind.REGEX, "d")))
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        end_first(True)
-        await waiting
+        async with turns.turn(ALICE, first):
+            queued = [asyncio.create_task(check(ALICE, second)) for _ in range(MAX_WAITING)]
+            await asyncio.sleep(0)
+            with pytest.raises(Busy, match=f"{MAX_WAITING} texts with new grammars"):
+                await check(ALICE, third)
+            await check(ALICE, None)
+            await check(BOB, third)
+            await check(ALICE, third)  # BOB had it checked
+            assert not any(task.done() for task in queued)
+        await asyncio.gather(*queued)
+        async with turns.turn(ALICE, first) as end:  # it was never checked
+            waiting = asyncio.create_task(check(ALICE, fourth))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            end()
+            await waiting
 
     asyncio.run(scene())
 
 
 async def text_of(texts: TextRunner, request: Request, caller: str) -> Completion:
     task = partial(texts.client.complete, request)
-    (done,) = await completions(texts.run([task], caller, request.params.grammar), 1)
+    (done,) = await completions(texts.run([task], caller, request.params.grammar))
     return done
 
 

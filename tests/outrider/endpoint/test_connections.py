@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from grpc_comm.client.connection import Connection
-from outrider.endpoint import connections
-from outrider.endpoint.connections import SPARE
+from outrider.endpoint import server as limits
 from outrider.endpoint.run import SERVING
+from outrider.endpoint.server import SPARE
 from outrider.endpoint.target_manager import TargetManager
 from tests.outrider.endpoint.conftest import http_server, sent, until_closed
 from tests.support.wire_fixtures import WAIT, free_port
@@ -34,7 +34,7 @@ def test_a_request_that_does_not_come_ends_its_connection(
     server: str, part: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HEAD_SECONDS", "BODY_SECONDS"):
-        monkeypatch.setattr(connections, name, 0.2)
+        monkeypatch.setattr(limits, name, 0.2)
     with sent(server, part) as connection:
         came = until_closed(connection)
     assert came.startswith(b"HTTP/1.1 200") is (part[:3] == b"GET")
@@ -46,7 +46,7 @@ def test_an_answer_may_take_longer_than_its_request(
     seconds, gate = 2.0, threading.Event()
 
     monkeypatch.setattr(Connection, "probe", lambda *_given: gate.wait(WAIT))
-    monkeypatch.setattr(connections, "HEAD_SECONDS", seconds)
+    monkeypatch.setattr(limits, "HEAD_SECONDS", seconds)
     with sent(server, WHOLE.replace(b"version", b"health")) as connection:
         time.sleep(seconds + 0.5)
         gate.set()
@@ -108,7 +108,7 @@ def test_a_server_without_a_free_descriptor_recovers_and_its_log_stays_short() -
 
 def test_connections_leave_descriptors_for_the_rest() -> None:
     script = (
-        "import resource; from outrider.endpoint.connections import bounded; "
+        "import resource; from outrider.endpoint.server import bounded; "
         "resource.setrlimit(resource.RLIMIT_NOFILE, (20, {hard})); print(bounded(512))"
     )
 

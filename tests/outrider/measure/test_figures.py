@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from inference.cost.billing import Billing
-from inference.cost.quantity import Figure, Quality
+from inference.cost.billing import Billing, Figure, Quality
 from outrider.measure.arms import AGAIN, BASELINE, Arm
 from outrider.measure.figures import (
     geometric_interval,
@@ -18,7 +17,7 @@ from outrider.measure.figures import (
     summarise,
 )
 from tests.outrider.measure.texts import PRICED, UNREAD, arm, key, record, rows
-from tests.support.completions import changed, completion
+from tests.support.commands import changed, completion
 
 READ = Figure.measured(8.0, "counter")
 HALF, OTHER = replace(PRICED, target_watts=None), replace(PRICED, draft_watts=None)

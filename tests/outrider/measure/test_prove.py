@@ -9,12 +9,19 @@ from typing import Any
 import pytest
 
 from inference.backends import Model
+from inference.backends.neuron import sdk
 from inference.times_file import find_profile
 from outrider.measure.arms import BASELINE
 from outrider.measure.commands import prove
 from outrider.measure.figures import Interval, summarise
 from outrider.measure.verbs.graph_times import GraphTimes, time_graphs, times_table
-from outrider.measure.verbs.prove import DRAFTED, REPEATS, TEMPERATURES, verdict
+from outrider.measure.verbs.prove import (
+    DRAFTED,
+    REPEATS,
+    TEMPERATURES,
+    memory_lines,
+    verdict,
+)
 from tests.outrider.measure.texts import key, record, rows
 from tests.support.refusals import assert_usage_error
 
@@ -121,3 +128,22 @@ def test_only_what_was_measured_is_called_measured() -> None:
         (1, 64): "no graph of 64 nodes",
         (4, 16): "the target was loaded with 1 rows",
     }
+
+
+def test_the_peak_memory_of_each_core_is_read_from_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"neuron_core0/stats": (15 << 30, 1 << 29), "neuron_core1/stats": (0, 0)}
+    for core, (tensors, rings) in sizes.items():
+        for name, size in {"tensors": tensors, "dma_rings": rings, "constants": 0}.items():
+            counter = tmp_path / "neuron0" / core / "memory_usage" / "device_mem" / name
+            counter.mkdir(parents=True)
+            (counter / "peak").write_text(f"{size}\n")
+            (counter / "total").write_text("7\n")
+    monkeypatch.setattr(sdk, "COUNTERS", tmp_path)
+    assert memory_lines(sdk.memory_peaks()) == [
+        "memory of neuron0/neuron_core0: at most 15.50 GiB since the driver was loaded "
+        "(dma_rings 0.50 GiB, tensors 15.00 GiB)"
+    ]
+    monkeypatch.setattr(sdk, "COUNTERS", tmp_path / "missing")
+    assert memory_lines(sdk.memory_peaks()) == []

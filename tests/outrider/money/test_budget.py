@@ -12,8 +12,8 @@ import pytest
 
 from inference.cost.billing import Billing
 from inference.errors import InvalidRequest
-from inference.loop.stats import Traffic
 from inference.planner.prices import Usage
+from inference.text_log import Traffic
 from outrider.money.budget import RunBudget
 from outrider.options.roles import TargetRole
 from tests.support.clock import Clock

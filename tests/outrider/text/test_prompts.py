@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference import extras
+from inference import errors
 from inference.errors import UnsupportedModel
 from outrider.draft_methods import find_draft
 from outrider.options.groups import DraftModelOptions, TextOptions
+from outrider.text.pieces import MAX_STOP_LENGTH, MAX_STOPS, StopStrings
 from outrider.text.prompts import TextModel, make_requests, read_prompts
-from outrider.text.stop_strings import MAX_COUNT, MAX_LENGTH, StopStrings
 from tests.support.refusals import assert_refused
 
 
@@ -81,7 +81,7 @@ def test_what_the_sequence_length_cuts_is_said_with_both_numbers(
 
 
 def test_gguf_weights_are_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "is_installed", lambda package: True)
+    monkeypatch.setattr(errors, "is_installed", lambda package: True)
     (tmp_path / "model.gguf").touch()
     for name in (tmp_path, tmp_path / "model.gguf"):
         options = DraftModelOptions(draft_model=str(name))
@@ -123,6 +123,6 @@ def test_the_earliest_of_several_ends_the_text() -> None:
     assert stops.push("more") == ""
 
 
-@pytest.mark.parametrize("strings", [[""], ["x" * (MAX_LENGTH + 1)], ["x"] * (MAX_COUNT + 1)])
+@pytest.mark.parametrize("strings", [[""], ["x" * (MAX_STOP_LENGTH + 1)], ["x"] * (MAX_STOPS + 1)])
 def test_strings_out_of_bounds_are_refused(strings: list[str]) -> None:
     assert_refused(lambda: StopStrings(strings), [])

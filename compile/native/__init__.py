@@ -1,1 +1,0 @@
-"""Builds targets for trn2 and trn3, by native PyTorch. Not yet run on hardware."""

@@ -1,1 +1,0 @@
-"""EC2 instances for Outrider: kinds, prices, subnets, and running instances."""

@@ -1,1 +1,0 @@
-"""Function calls: listing the functions in a prompt, and reading calls in the output."""
