@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inference.drafters.growing_proposer import Draft, GrowingProposer
-from inference.loop.draft_tuning import TUNING
-from inference.planner.prices import Prices
+from inference.planner.prices import TUNING, Prices
 from tests.support.exact import GREEDY
 from tests.support.scripted import (
     BASE,

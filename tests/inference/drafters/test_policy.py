@@ -12,8 +12,7 @@ from inference.backends import Ranked
 from inference.drafters.draft_tree import DraftTree
 from inference.drafters.round_proposer import BestFirst, Budget, Chain, Policy
 from inference.errors import InvalidRequest
-from inference.loop.draft_tuning import TUNING
-from inference.planner.prices import Prices, Usage
+from inference.planner.prices import TUNING, Prices, Usage
 from inference.tree.growing_tree import NOWHERE, Mark
 
 
