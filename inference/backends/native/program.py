@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from inference.backends.native.sdk import Machine
-from inference.backends.neuron.model import FILL, calls_between
+from inference.backends.neuron.model import calls_between, needs_noise
 from inference.errors import BadArtifact
 from inference.files.artifact import CompiledTarget
 from inference.model.cache import KeysValues, empty_cache, places_of
@@ -250,7 +250,7 @@ def load_rank(plan: RankPlan, rank: int, meeting: Path, room: Tensor | None) -> 
     cache = empty_cache(local, target.rows, slots, DTYPES[target.dtype])
     cache = KeysValues.of(tensor.to(device) for tensor in cache.tensors)
     ids = config.vocab_size // plan.ranks
-    window = empty_window(target.rows, ids, device) if FILL in calls_between(target) else None
+    window = empty_window(target.rows, ids, device) if needs_noise(target) else None
     graphs = compiled_graphs(plan, decoder.to(device).eval(), cache, window)
     return RankProgram(graphs, device, room)
 
