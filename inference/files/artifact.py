@@ -321,12 +321,9 @@ def hash_files(directory: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal, read in blocks of 1 MiB. Raises OSError."""
-    digest = hashlib.sha256()
+    """Return the SHA-256 of a file in hexadecimal. Raises OSError."""
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _plain(manifest: Manifest) -> dict[str, Any]:
