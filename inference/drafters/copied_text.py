@@ -100,9 +100,7 @@ class SuffixAutomaton:
         return following
 
     def _behind(self, state: int, token: int) -> int:
-        """Return the state of exactly this context and the token. A state that also represents
-        longer substrings is split.
-        """
+        """Return the state of exactly this context and token; split a state of longer ones, too."""
         after, length = self.next[state][token], self._lengths[state] + 1
         if self._lengths[after] == length:
             return after

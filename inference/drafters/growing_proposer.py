@@ -196,9 +196,8 @@ class GrowingProposer:
         return used
 
     def _gains(self, values: NDArray[np.float64]) -> NDArray[np.float64]:  # [n] -> [n]
-        """Return the expected gain in tokens below each of these nodes, if it is ranked.
-
-        The ranks' average acceptance is scaled down by the draft's recent hit rate.
+        """Return the expected gain in tokens below each of these nodes, if it is ranked. The
+        draft's recent hit rate scales down the ranks' average acceptance.
         """
         rates = self._stats.acceptance.mean_edges(TUNING.width)
         rates = rates * min(self._hits / float(rates.sum()), 1.0)

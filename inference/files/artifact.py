@@ -327,10 +327,8 @@ def hash_file(path: Path) -> str:
 
 
 def _plain(manifest: Manifest) -> dict[str, Any]:
-    """Return the manifest in JSON types.
-
-    Omit `fused` without a draft and `features` if the graphs return none, which keeps the digests
-    of artefacts that are older than these fields.
+    """Return the manifest in JSON types. Without a draft or features, these fields are omitted,
+    which keeps the digests of older artefacts.
     """
     plain = {
         **asdict(manifest),

@@ -265,10 +265,8 @@ class ColocatedDrafter:
             self._fail(drafted, error)
 
     def _call(self, calling: Sequence[_DraftedSession], began: float) -> None:
-        """Make one draft call for several sessions.
-
-        They are charged the time since `began`, plus the time it took to process the previous
-        call's answers.
+        """Make one draft call for several sessions, which are charged the time since `began`, and
+        that of processing the previous call's answers.
         """
         answers = call_each(self._rank, [drafted.proposer.segment() for drafted in calling])
         ended = self._clock()

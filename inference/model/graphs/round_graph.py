@@ -292,10 +292,8 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
         sampling: Sampling | None,
         masks: MaskInputs | None,
     ) -> Tensor:
-        """Run one of the models.
-
-        The junk slot of the other model is written, too, as all graphs of a package must reassign
-        all state.
+        """Run one of the models, and write the junk slot of the other one: all graphs of a package
+        must reassign all state.
         """
         assert inputs.tokens is not None, "nothing to look at"
         rows = inputs.at.rows
