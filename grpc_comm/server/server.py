@@ -101,7 +101,7 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
             )
 
     async def _grant(self, context: Context) -> Grant:
-        """Return the caller's rights: the keys file may have changed since the interceptor's check."""
+        """Return the caller's rights, which may have changed since the interceptor's check."""
         grant = self._state.keys.grant(context.invocation_metadata())
         if grant is None:
             await refuse(context)

@@ -64,18 +64,18 @@ def _measured() -> dict[str, float]:
 
 def thin_products(items: list[pytest.Item]) -> None:
     """Of tests with the mark `covering`, leave so many cases that any values of so many parameters
-    are together in one of them. The other cases are of the slower tier.
+    are together in one of them.
     """
     cases: defaultdict[tuple[str, int], list[pytest.Function]] = defaultdict(list)
     for item in items:
         mark = item.get_closest_marker("covering")
         if mark and isinstance(item, pytest.Function):
             cases[item.nodeid.partition("[")[0], mark.args[0]].append(item)
+    dropped = set[pytest.Item]()
     for (_, count), same in cases.items():
         chosen = _covering([_together(item, count) for item in same])
-        for number, item in enumerate(same):
-            if number not in chosen:
-                item.add_marker(pytest.mark.extended)
+        dropped |= {item for number, item in enumerate(same) if number not in chosen}
+    items[:] = (item for item in items if item not in dropped)
 
 
 def _together(item: pytest.Function, count: int) -> set[tuple[tuple[str, int], ...]]:

@@ -253,7 +253,7 @@ class Session(TextLog):
         return segment
 
     def _adjustment(self, rule: TokenRule, tree: TokenTree) -> Adjustment:
-        """Return the rule's adjustment. Errors are stored: the other sessions' pass must not fail."""
+        """Return the rule's adjustment. Errors are stored: other sessions' pass must not fail."""
         try:
             return rule.adjust(tree, range(len(tree)))
         except InvalidRequest as error:
