@@ -33,7 +33,7 @@ from inference.files.artifact import (
     write_manifest,
 )
 from inference.model.decoder import Decoder
-from inference.model.graphs.drafted_tree import accept_in_graph
+from inference.model.graphs.round_graph import accept_in_graph
 from inference.order import Decode, End, Pace
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
