@@ -33,7 +33,7 @@ from grpc_comm import keys
 from grpc_comm.server import guard
 from grpc_comm.server.session_table import SessionRecord, SessionTable
 from inference.loop import decode, draft_thread
-from tests.simulate import loop, threads
+from tests.simulate import threads
 from tests.simulate.kernel import EPOCH, Kernel, Running
 from tests.simulate.network import Network
 from tests.simulate.wire_client import Channel
@@ -121,7 +121,7 @@ def _replacements(kernel: Kernel, network: Network, tap: Tap) -> dict[int, Any]:
         threading: {**thing, "current_thread": threads.current_thread},
         time: clocks,
         queue: {"SimpleQueue": threads.SimpleQueue},
-        asyncio: {"run": loop.run},
+        asyncio: {"run": threads.run_on_loop},
         socket: {"getaddrinfo": resolve, "create_connection": connect},
     }
     found: dict[int, Any] = {

@@ -10,14 +10,13 @@ import threading
 
 import pytest
 
-from tests.simulate.plan import draw
+from tests.simulate.plan import draw, shrink
 from tests.simulate.plants import PLANTS, planted
-from tests.simulate.shrink import shrink
 from tests.simulate.world import run
 from tests.support.repository import ROOT
 from tests.support.wire_fixtures import WAIT
 
-SEEDS, MANY = range(40), range(40, 340)
+SEEDS, MANY = range(20), range(20, 340)
 
 DEFECTS = (115, 2308, 10378)
 """Seeds that found one, of the product or of the simulator: docs/reliability.md tells what."""

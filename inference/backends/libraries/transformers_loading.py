@@ -78,7 +78,7 @@ def load_transformers(
 
 def _loaded(directory: Path, dtype: torch.dtype, device: torch.device) -> Any:
     """Load the library's model, each tensor directly to the device. Raises one of _ERRORS."""
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
     loader: Any = AutoModelForCausalLM
     library, info = loader.from_pretrained(
         directory,
