@@ -47,7 +47,7 @@ def builder_of(
     if spec.target == "cpu":
         return _cpu_builder(spec, checkpoint, draft, quiet)
     from compile.neuron.builder import NeuronBuilder
-    from compile.neuron.neff_cache import NeffCache
+    from compile.neuron.compiler import NeffCache
 
     store = None if graph_store is None else open_store(graph_store)
     cache = NeffCache(cache_directory("neuron_graphs"), store)

@@ -11,22 +11,24 @@ along their width. Norms are whole on every rank.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from compile.spec import CompileSpec, mask_words
-from inference.backends.neuron.model import FILL, calls_between
+from inference.backends.neuron.model import needs_noise
 from inference.backends.neuron.sdk import Sdk
-from inference.files.artifact import NATIVE
+from inference.files.writing import write_whole
 from inference.model.cache import empty_cache
 from inference.model.checkpoints.checkpoint import DTYPES
 from inference.model.checkpoints.config import ModelConfig
-from inference.model.choice.noise_window import empty_window
+from inference.model.choice.graph_choice import empty_window
 from inference.model.choice.vocabulary import VocabularyShare
 from inference.model.decoder import Decoder
 from inference.model.graphs.round_graph import StatefulRoundGraph
@@ -99,18 +101,23 @@ def attend_in_turn(
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
-def described(inputs: Mapping[str, Tensor]) -> dict[str, list[Any]]:
-    """Return the type and sizes of each input of a graph, by name, in the format of artefacts."""
-    return {
-        name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
-        for name, tensor in inputs.items()
-    }
+def write_record(directory: Path, graph: str, inputs: Mapping[str, Tensor], **settings: str) -> str:
+    """Write a graph's record: the type and sizes of each input, and these settings. Returns the
+    file's path in the artefact.
+    """
+    name, described = f"graphs/{graph}.json", dict[str, list[Any]]()
+    for key, tensor in inputs.items():
+        described[key] = [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+    record = {"inputs": described, **settings}
+    write_whole(directory / name, json.dumps(record, indent=1) + "\n")
+    return name
 
 
 def rank_module(
     spec: CompileSpec, config: ModelConfig, draft: ModelConfig | None, layers: Layers, device: str
 ) -> nn.Module:
-    """Return the module from which all graphs of a rank are traced, with uninitialised weights.
+    """Return the module from which PyTorch/XLA traces all graphs of a rank, with uninitialised
+    weights.
 
     config, draft: of the whole models
     """
@@ -125,14 +132,10 @@ def rank_module(
         models.append((decoder, empty_cache(rank_config, spec.rows, spec.capacity, dtype, device)))
     (decoder, cache), *beside = models
     window = None
-    if FILL in calls_between(spec):
+    if needs_noise(spec):
         window = empty_window(spec.rows, decoder.config.vocab_size // ranks, device)
-    if spec.target in NATIVE:
-        from inference.backends.native.program import InPlaceGraph
-
-        module: nn.Module = InPlaceGraph(decoder, cache, window, spec.features)
-    elif spec.fused is None or not beside:
-        module = StatefulGraph(decoder, cache, window, spec.features)
+    if spec.fused is None or not beside:
+        module: nn.Module = StatefulGraph(decoder, cache, window, spec.features)
     else:
         ((drafts, draft_cache),) = beside
         shape = spec.fused.shape

@@ -1,7 +1,5 @@
-"""A log of tokens, which are appended and never change, and what its readers count.
-
-The target's session is such a log. Its client has a TextCopy, assembled from the reports of
-successive targets. Each reader has a cursor. Pure.
+"""A log of tokens, which are appended and never change, and what its readers count. The target's
+session is such a log; its client has a TextCopy. Each reader has a cursor. Pure.
 """
 
 from __future__ import annotations
@@ -13,6 +11,9 @@ from inference.errors import Mismatch
 from inference.order import Decode, End, Opened, Pace, Progress, Spent, TokenLogProb
 from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
+
+MAX_UNREAD = 512
+"""Maximum unread tokens. Beyond this none are acknowledged, so the target pauses."""
 
 
 class TextLog:
@@ -63,10 +64,6 @@ class TextLog:
             logprobs=tuple(self.logprobs[output]),
             end=self.end,
         )
-
-
-MAX_UNREAD = 512
-"""Maximum unread tokens. Beyond this none are acknowledged, so the target pauses."""
 
 
 class TextCopy(TextLog):

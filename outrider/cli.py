@@ -98,9 +98,9 @@ def make_cert(options: MakeCertRole) -> int:
 
 def make_key(options: MakeKeyRole) -> int:
     """Add a key to --keys_file and print its token, which is stored nowhere."""
-    from grpc_comm import keys_file
+    from grpc_comm import keys
 
-    token = keys_file.make_key(Path(options.keys_file), options.name)
+    token = keys.make_key(Path(options.keys_file), options.name)
     say(
         f"added {options.name}; its token is shown only once, limits can be added to the entry in "
         f"{options.keys_file}:"

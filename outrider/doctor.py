@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from grpc_comm.client.call import Channel
+from grpc_comm.client.channel import Channel
 from grpc_comm.client.connection import Connection, list_models
 from grpc_comm.security import SecurityOptions
 from inference.command import FAILED, printable, say

@@ -7,7 +7,6 @@ reassigned out of place.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,21 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from compile.build.build import MadeWith, load_whole
-from compile.neuron.compiler import Toolchain, render
+from compile.neuron.compiler import NeffCache, Toolchain, render
 from compile.neuron.graphs import GraphCall, NeuronGraphs
-from compile.neuron.neff_cache import NeffCache
-from compile.parallel import (
-    described,
-    layers_of,
-    parallel_tensors,
-    rank_module,
-)
+from compile.parallel import layers_of, parallel_tensors, rank_module, write_record
 from compile.plan.memory import compilers_at_once
 from compile.spec import CompileSpec
 from inference.backends.neuron.model import PACKAGE, SHARD, calls_between
 from inference.backends.neuron.sdk import sdk_versions
 from inference.files.artifact import Bucket
-from inference.files.writing import cache_directory, write_whole
+from inference.files.writing import cache_directory
 from inference.model.checkpoints.config import read_config
 from inference.model.graphs.round_graph import idle_inputs
 
@@ -83,7 +76,7 @@ class NeuronBuilder:
         """
         call = self._call(bucket)
         graph = self._graphs.compiled(call)
-        files = [self._record(directory, call)]
+        files = [_record(directory, call)]
         if graph.log is not None:
             files.append(f"graphs/{bucket.name}.log.txt")
             shutil.copyfile(graph.log, directory / files[-1])
@@ -94,7 +87,7 @@ class NeuronBuilder:
         graph that copies a row, and with sampling one that computes noise.
         """
         calls = [*(self._call(bucket) for bucket in buckets), *self._between]
-        records = [self._record(directory, call) for call in self._between]
+        records = [_record(directory, call) for call in self._between]
         model = self._graphs.package(calls, self._spec.tensor_parallel)
         (directory / PACKAGE).parent.mkdir(parents=True, exist_ok=True)
         model.save(str(directory / PACKAGE), save_weights=False)
@@ -120,13 +113,6 @@ class NeuronBuilder:
     def _call(self, bucket: Bucket) -> GraphCall:
         flags = graph_flags(self._tools.flags, self._spec, bucket)
         return GraphCall(bucket.name, idle_inputs(bucket), flags)
-
-    def _record(self, directory: Path, call: GraphCall) -> str:
-        """Write the inputs and flags of a graph. Returns the file's name."""
-        name = f"graphs/{call.name}.json"
-        record = {"inputs": described(call.inputs), "flags": render(call.flags)}
-        write_whole(directory / name, json.dumps(record, indent=1) + "\n")
-        return name
 
     def made_with(self) -> MadeWith:
         return MadeWith(sdk_versions(), self._tools.host, self._tools.flags)
@@ -158,6 +144,10 @@ class NeuronBuilder:
     def _module(self, device: str) -> nn.Module:
         layers, configs = layers_of(self._tools.sdk, self._spec), self._configs
         return rank_module(self._spec, configs["decoder"], configs.get("draft"), layers, device)
+
+
+def _record(directory: Path, call: GraphCall) -> str:
+    return write_record(directory, call.name, call.inputs, flags=render(call.flags))
 
 
 def graph_flags(flags: Mapping[str, str], spec: CompileSpec, bucket: Bucket) -> dict[str, str]:

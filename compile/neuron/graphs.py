@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compile.neuron.compiler import Toolchain, once_more, render
-from compile.neuron.neff_cache import NeffCache, unit_key
+from compile.neuron.compiler import NeffCache, Toolchain, once_more, render, unit_key
 from inference.backends.neuron.sdk import BuildUnits, load_build_units
 
 LOG = "log-neuron-cc.txt"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from compile.build.build import MadeWith, load_whole
 from compile.neuron.compiler import CompilerDied, first_error, gave_reason, once_more
-from compile.parallel import described, parallel_config, parallel_tensors
+from compile.parallel import parallel_config, parallel_tensors, write_record
 from compile.spec import CompileSpec
 from inference.backends.native.program import GRAPHS, SHARDED, RankPlan, rank_weights
 from inference.backends.native.ranks import Ranks, compiled_files
@@ -101,11 +101,10 @@ class TorchNeuronBuilder:
 
     def _compiled(self, name: str, inputs: dict[str, Tensor], directory: Path) -> list[str]:
         """Call a graph for the first time. Return its new files, preceded by its record."""
-        graphs, record = directory / GRAPHS, f"graphs/{name}.json"
-        before = compiled_files(graphs)
+        before = compiled_files(directory / GRAPHS)
         once_more(lambda: self._call(name, inputs, directory))
-        write_whole(directory / record, json.dumps({"inputs": described(inputs)}, indent=1) + "\n")
-        return [record, *_named(compiled_files(graphs) - before, directory)]
+        new = compiled_files(directory / GRAPHS) - before
+        return [write_record(directory, name, inputs), *_named(new, directory)]
 
     def _call(self, name: str, inputs: dict[str, Tensor], directory: Path) -> None:
         """Call a graph. If the call fails, stop the ranks, since they accept no further call."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Any, NamedTuple, NoReturn, Protocol
+from types import SimpleNamespace
+from typing import Any, NoReturn, Protocol
 
 import grpc
 
@@ -18,7 +19,7 @@ from grpc_comm.proto import verifier_pb2_grpc
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server.guard import CallGuard, read_keys
 from grpc_comm.server.sender import is_hung
-from grpc_comm.server.service import TargetService
+from grpc_comm.server.server import TargetService
 from grpc_comm.server.state import ServerState, Target
 from grpc_comm.server.tasks import cancel, mark_retrieved
 from grpc_comm.transport import Address
@@ -86,9 +87,9 @@ class HostedTarget:
             await cancel(work)
 
     async def _answer(self, messages: AsyncIterator[pb.ClientMessage], call: _CallContext) -> None:
-        details = _Details(_SESSION, call.invocation_metadata())
+        details = SimpleNamespace(method=_SESSION, invocation_metadata=call.invocation_metadata())
         try:
-            handler = await self._guard.intercept_service(self._handler, details)  # type: ignore[arg-type]  # what it uses of them
+            handler = await self._guard.intercept_service(self._handler, details)
             await handler.stream_stream(_read(messages, handler.request_deserializer), call)
         except _EndedError:
             pass
@@ -133,13 +134,6 @@ async def _read(messages: AsyncIterator[pb.ClientMessage], parse: Any) -> AsyncI
     """Yield messages after checking each against the limits of its sender's key."""
     async for message in messages:
         yield parse(message.SerializeToString())
-
-
-class _Details(NamedTuple):
-    """The details of a call that interceptors read."""
-
-    method: str
-    invocation_metadata: Iterable[tuple[str, str]]
 
 
 class _EndedError(Exception):

@@ -1,8 +1,7 @@
 """The scheduler decides which kind of forward pass comes next, for which sessions, and how wide.
 
 A forward pass computes a rectangle, rows times the nodes of the largest tree, padded to a bucket.
-Candidates are ordered by value, and every prefix of that order is a tree. The width is chosen to
-maximise tokens per second, as long as each session keeps its root-only rate.
+The width is chosen to maximise tokens per second, as long as each session keeps its root-only rate.
 """
 
 from __future__ import annotations
@@ -236,9 +235,8 @@ class Scheduler:
         return width
 
     def _knows_root(self, rows: int) -> bool:
-        """Whether root-only forward passes were measured: all promises are relative to their time.
-
-        Passes of a few rows more or fewer suffice if they take about as long.
+        """Whether root-only forward passes of this number of rows, or of similar ones that take
+        about as long, were measured: all promises are relative to their time.
         """
         measured = [shape for shape in self._roots if len(self.times.samples(*shape)) >= TRUSTED]
         narrower = max((shape for shape in measured if shape[0] <= rows), default=None)

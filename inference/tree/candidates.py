@@ -4,9 +4,6 @@ Proposers append nodes at any time and get no reply. A node's parent is an earli
 stream, or a committed token. A node whose parent was pruned meanwhile is dropped. If a node's token
 was committed meanwhile, the node's number refers to the committed token, so that its children can
 still be added. Pure: no clock, no model, no network.
-
-All sessions together have tens of thousands of candidates. A forward pass's best nodes are selected
-for all sessions at once (inference/engine/selection.py).
 """
 
 from __future__ import annotations
@@ -181,9 +178,8 @@ class CandidateTree(GrowingTree):
         return child
 
     def _passed(self, above: Target, token: int) -> Target:
-        """Return the target of a node whose parent is a committed token before the root.
-
-        It is NOWHERE unless this node's token was committed after its parent.
+        """Return the target of a node whose parent is a committed token before the root: NOWHERE
+        unless this node's token was committed after it.
         """
         position = self._committed.get(above, ~above) + 1
         is_committed = 0 < position <= self.position and self.text[position] == token

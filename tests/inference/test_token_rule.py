@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.backends import Segment
-from inference.backends.choices import choose_at
+from inference.backends.eager import choose_at
 from inference.backends.libraries.host_choice import choose_of_row
 from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event as Gone
 from typing import Any
 
-from grpc_comm.client.call import Channel as ReplicaChannel
+from grpc_comm.client.channel import Channel as ReplicaChannel
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.patience import Patience
 from grpc_comm.client.remote_session import RemoteSession

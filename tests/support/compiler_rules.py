@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from compile.parallel import layers_of, rank_module
 from compile.spec import CompileSpec
-from inference.backends.native.program import ALONE, Collectives, rank_layers
+from inference.backends.native.program import ALONE, Collectives, InPlaceGraph, rank_layers
 from inference.backends.neuron.sdk import Sdk
 from inference.files.artifact import NATIVE
 from inference.model.checkpoints.config import ModelConfig, parse_config
@@ -201,8 +201,12 @@ def rank_graph(config: ModelConfig, spec: CompileSpec, device: str = "meta") -> 
     ranks = spec.tensor_parallel
     state = NxDParallelState(world_size=ranks, tensor_model_parallel_size=ranks)
     with torch.device(device), state:
-        layers = _native_layers(ranks) if spec.target in NATIVE else layers_of(PARALLEL, spec)
-        return rank_module(spec, config, draft, layers, device).to(device)
+        native = spec.target in NATIVE
+        layers = _native_layers(ranks) if native else layers_of(PARALLEL, spec)
+        module: Any = rank_module(spec, config, draft, layers, device).to(device)
+    if native:
+        module = InPlaceGraph(module.decoder, module.cache(), module.noise, spec.features)
+    return module.requires_grad_(False).eval()
 
 
 def _native_layers(ranks: int) -> Any:

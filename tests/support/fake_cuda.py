@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from inference.backends.cuda.graphs import Outputs, Run
+from inference.backends.cuda.model import Outputs, Run
 
 
 @dataclass

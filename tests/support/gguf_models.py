@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from inference.backends import Segment
-from inference.backends.choices import choose_at
+from inference.backends.eager import choose_at
 from inference.backends.gguf.library import SEQUENCES, TokenBatch
 from inference.backends.gguf.model import Computation, GgufModel
 from inference.errors import Unavailable
@@ -203,6 +203,11 @@ def logits_after(seen: int) -> NDArray[np.float32]:  # [PADDED]
     logits = np.random.default_rng(seen).normal(0, 3, PADDED).astype(np.float32)
     logits[VOCABULARY:] = 100
     return logits
+
+
+def choice_after(tokens: Sequence[int]) -> int:
+    """The greedy choice behind these tokens."""
+    return int(logits_after(seen_after(tokens, 0))[:VOCABULARY].argmax())
 
 
 def own_text(prompt: Sequence[int], params: SamplingParams, count: int) -> list[int]:

@@ -25,10 +25,9 @@ from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.client.replicas import rendezvous
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
-from grpc_comm.sampling_fields import PROTOCOL_VERSION
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer, Target, serve
-from grpc_comm.translate import Description
+from grpc_comm.translate import PROTOCOL_VERSION, Description
 from grpc_comm.transport import Address
 from inference.backends import Chosen, Segment
 from inference.engine.engine import Engine

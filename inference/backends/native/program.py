@@ -22,14 +22,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from inference.backends.native.sdk import Machine
-from inference.backends.neuron.model import FILL, calls_between
+from inference.backends.neuron.model import calls_between, needs_noise
 from inference.errors import BadArtifact
 from inference.files.artifact import CompiledTarget
 from inference.model.cache import KeysValues, empty_cache, places_of
 from inference.model.checkpoints.checkpoint import DTYPES
 from inference.model.checkpoints.config import ModelConfig, read_config
 from inference.model.choice.arithmetic import Arithmetic
-from inference.model.choice.noise_window import empty_window, window_places
+from inference.model.choice.graph_choice import empty_window, window_places
 from inference.model.choice.vocabulary import VocabularyShare
 from inference.model.decoder import Decoder
 from inference.model.graphs.verify_graph import StatefulGraph
@@ -250,7 +250,7 @@ def load_rank(plan: RankPlan, rank: int, meeting: Path, room: Tensor | None) -> 
     cache = empty_cache(local, target.rows, slots, DTYPES[target.dtype])
     cache = KeysValues.of(tensor.to(device) for tensor in cache.tensors)
     ids = config.vocab_size // plan.ranks
-    window = empty_window(target.rows, ids, device) if FILL in calls_between(target) else None
+    window = empty_window(target.rows, ids, device) if needs_noise(target) else None
     graphs = compiled_graphs(plan, decoder.to(device).eval(), cache, window)
     return RankProgram(graphs, device, room)
 
@@ -288,7 +288,7 @@ def _join(plan: RankPlan, rank: int, meeting: Path) -> None:
     """Make this process a rank of the group. The device must not have been used before."""
     torch.distributed.init_process_group(
         plan.machine.collectives,
-        store=torch.distributed.FileStore(str(meeting), plan.ranks),  # type: ignore[attr-defined]
+        store=torch.distributed.FileStore(str(meeting), plan.ranks),
         rank=rank,
         world_size=plan.ranks,
         timeout=MEETING,

@@ -43,7 +43,7 @@ from inference.backends.native.sdk import (
     rank_environment,
 )
 from inference.backends.neuron.loading import check_logical_cores
-from inference.backends.neuron.model import PACKAGE, NeuronModel, Say, runtime_error
+from inference.backends.neuron.model import PACKAGE, NeuronModel, Say, innermost, runtime_error
 from inference.errors import BadArtifact, OutriderError, Unavailable
 from inference.files.artifact import Manifest
 
@@ -203,20 +203,13 @@ def _serve(
     except OutriderError as error:
         _tell(calls, error)
     except RuntimeError as error:  # the serving process may not have the class of the error
-        _tell(calls, RuntimeError(_innermost(error)))
+        _tell(calls, RuntimeError(innermost(error)))
 
 
 def _tell(calls: Connection, why: OutriderError | RuntimeError) -> None:
     """Send the reason why this rank ends. If another rank failed first, nobody reads the reason."""
     with suppress(OSError):
         calls.send(why)
-
-
-def _innermost(error: BaseException) -> str:
-    """Return the message of the first cause, which is an error of the compiler or the device."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return str(error).strip() or type(error).__name__
 
 
 @contextmanager

@@ -20,16 +20,15 @@ import torch
 from torch import Tensor
 
 from inference.backends import Chosen, Segment
-from inference.backends.graphs.compiled import CompiledModel
+from inference.backends.graphs.compiled import CompiledModel, form_of
 from inference.backends.graphs.fused import fill_round, fused_part, in_rounds
 from inference.backends.graphs.graph_calls import inputs_of, picked
-from inference.backends.target_features import form_of
 from inference.errors import Busy, OutriderError, Unavailable
 from inference.files.artifact import Bucket, CompiledTarget, Manifest, RoundBucket
 from inference.model.cache import KeysValues, empty_cache
 from inference.model.checkpoints.checkpoint import DTYPES
 from inference.model.checkpoints.config import parse_config
-from inference.model.choice.noise_window import FILLED, WINDOW, NoisePlace, fill_inputs
+from inference.model.choice.graph_choice import FILLED, WINDOW, NoisePlace, fill_inputs
 from inference.model.graphs.round_graph import idle_inputs, under_draft_names
 from inference.model.graphs.verify_graph import copy_inputs
 from inference.tree.token_tree import IntArray
@@ -220,12 +219,17 @@ class _NeuronDraft(CompiledModel):
         return picked(bucket, chosen, segments)
 
 
+def needs_noise(target: CompiledTarget) -> bool:
+    """Return whether any graph of the target samples."""
+    return any(bucket.sampled for bucket in target.graphs)
+
+
 def calls_between(target: CompiledTarget) -> dict[str, dict[str, Tensor]]:
     """Return the idle inputs, by name, of the small graphs that are called between a target's: one
     copies rows, if there are several, and one computes noise, if any graph is sampled.
     """
     calls = {COPY: copy_inputs()} if target.rows > 1 else {}
-    if any(bucket.sampled for bucket in target.graphs):
+    if needs_noise(target):
         calls[FILL] = fill_inputs([NoisePlace(0, 0, 0)])
     return calls
 
@@ -248,6 +252,13 @@ def runtime_error(error: Exception) -> OutriderError:
             return failure.kind(f"{failure.what} ({match[0].strip()}): {failure.remedy}")
     line = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return Unavailable(f"the Neuron runtime failed: {line}")
+
+
+def innermost(error: BaseException) -> str:
+    """Return the message of the first cause, which is an error of the compiler or the device."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip() or type(error).__name__
 
 
 class Draw(NamedTuple):

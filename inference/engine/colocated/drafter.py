@@ -1,15 +1,11 @@
 """A draft on the target's device: a proposer for each session that requests it. The draft is a
 separate model, or a head that reads the target's features.
 
-A draft call occupies the target's device. So the draft runs between forward passes, on the engine's
-thread, and a call serves all drafted sessions. A call is made while its expected tokens are worth
-more than its seconds. Copying earlier text takes no call.
-
-A session without the draft is delayed only as far as its service credit allows. A session with the
-draft keeps 0.98 of its root-only rate over its output: it pays for calls with tokens that it is
-ahead, or with a deficit that the rest of the output can repay. A tenant whose drafts gained less
-than they cost is allowed no deficit.
-If the draft fails, sessions continue without it.
+The draft runs between forward passes, on the engine's thread. A call serves all drafted sessions,
+and is made while its expected tokens are worth more than its seconds. A session without the draft
+is delayed only as far as its service credit allows. A session with the draft pays for calls with
+tokens that it is ahead, or with a deficit that the rest of its output can repay, unless its
+tenant's drafts gained less than they cost. If the draft fails, sessions continue without it.
 """
 
 from __future__ import annotations
@@ -32,9 +28,9 @@ from inference.engine.scheduler import DelayedSessions
 from inference.engine.sessions.session import Session
 from inference.engine.sessions.text_rules import DraftRules
 from inference.engine.tuning import TUNING
-from inference.loop.draft_tuning import TUNING as DRAFTING
 from inference.order import End, Spent
 from inference.planner.acceptance import PairStats
+from inference.planner.prices import TUNING as DRAFTING
 from inference.planner.prices import Prices, Usage
 from inference.proposer import COLOCATED, Nodes
 from inference.tree.candidates import ProposalStream
@@ -222,7 +218,6 @@ class ColocatedDrafter:
         return min(MAX_DEFICIT, repayable) if self._records[session.tenant] >= 0 else 0.0
 
     def _keep_record(self, drafted: _DraftedSession) -> None:
-        """Add the result of the latest calls to the tenant's record."""
         if drafted.gained is not None:
             tenant = drafted.session.tenant
             record = self._records[tenant] + drafted.gained
@@ -270,10 +265,8 @@ class ColocatedDrafter:
             self._fail(drafted, error)
 
     def _call(self, calling: Sequence[_DraftedSession], began: float) -> None:
-        """Make one draft call for several sessions.
-
-        They are charged the time since `began`, plus the time it took to process the previous
-        call's answers.
+        """Make one draft call for several sessions, which are charged the time since `began`, and
+        that of processing the previous call's answers.
         """
         answers = call_each(self._rank, [drafted.proposer.segment() for drafted in calling])
         ended = self._clock()
@@ -296,7 +289,6 @@ class ColocatedDrafter:
         self._release(drafted)
 
     def _release(self, drafted: _DraftedSession) -> None:
-        """Stop drafting for a session and free its row of the draft."""
         self._sufficed[drafted.session.tenant] = drafted.arbitration.silent
         del self._drafted[drafted.session]
         drafted.receiver.leave(drafted.session, drafted.stream)
@@ -304,7 +296,6 @@ class ColocatedDrafter:
 
 
 def _row_of(session: Session) -> TargetRow:
-    """Return the session's row at the target."""
     assert session.row is not None, "drafting needs a row"
     return TargetRow(session.row.index, session.row.slots)
 

@@ -1,6 +1,5 @@
-"""The configuration of a Llama-family checkpoint, read from its config.json.
-
-A configuration that the Decoder does not compute correctly is rejected.
+"""The configuration of a Llama-family checkpoint, read from its config.json. What the Decoder does
+not compute correctly is rejected.
 """
 
 from __future__ import annotations
@@ -223,9 +222,7 @@ def _number(field: Json, default: float | None = None) -> float:
 
 
 def _rope(raw: Json) -> tuple[float, RopeScaling | None]:
-    """Return rope theta and scaling from rope_parameters, or from the older rope_theta and
-    rope_scaling.
-    """
+    """Return theta and scaling from rope_parameters, or the older rope_theta and rope_scaling."""
     rope = raw.field("rope_parameters" if raw.field("rope_parameters").value else "rope_scaling")
     theta = _number(raw.field("rope_theta"), 10000.0)
     if not rope.value:

@@ -207,9 +207,7 @@ def _top_by_blocks(rows: Tensor, k: int, widest: int) -> tuple[Tensor, Tensor]:
 
 
 def _top_of_rows(rows: Tensor, k: int, widest: int) -> tuple[Tensor, Tensor]:
-    """Split rows into pieces for the lanes while pieces are far wider than k, search each piece,
-    and then search the results.
-    """
+    """Search pieces of rows for the lanes, while these are far wider than k, then the results."""
     count, width = rows.shape
     pieces = max(-(-width // widest), min(_LANES // count, width // max(4 * k, _NARROW)))
     if pieces <= 1:
@@ -250,7 +248,6 @@ def place_by_products(ids: Tensor, pairs: Tensor, share: Tensor) -> tuple[Tensor
 
 
 def _widened(rows: Tensor, width: int) -> Tensor:
-    """Pad rows with LOWEST to a width."""
     if rows.shape[1] == width:
         return rows
     missing = torch.full_like(rows[:, : width - rows.shape[1]], LOWEST)

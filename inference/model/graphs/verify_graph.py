@@ -1,17 +1,10 @@
 """The modules that are compiled: a Decoder with sampling, for the fixed shapes of a bucket.
 
-`VerifyGraph` reads the caches and returns new keys and values for its caller to write (CPU, CUDA).
-Neuron's `StatefulGraph` writes them out of place and reassigns its buffers.
-
-Both have the same inputs. Without `pick` they choose at every node. Without the sampling inputs
-they are greedy; with them they serve any mixture of rows. With MaskInputs, they adjust the logits
-and return the result of choose_scored() instead of the chosen ids. A `VerifyGraph` computes noise
-when needed; a `StatefulGraph` reads noise windows (inference/model/choice/noise_window.py). With
-only `rows`, a `StatefulGraph` copies a row of its caches; with only `rows`, `after` and `seed`, it
-fills windows. This is a single module because all graphs of a package share state and signature.
-
-A graph with feature layers also returns features: the layers' inputs at every node, as in
-`Decoder.forward`. They are complete on every rank.
+The inputs that are present select the operation, because all graphs of a package share state and
+signature. Without `pick` they choose at every node. Without the sampling inputs they are greedy;
+with them they serve any mixture of rows. With MaskInputs, they adjust the logits and return the
+result of choose_scored(). With feature layers, they also return these layers' inputs at every node,
+complete on every rank.
 """
 
 from __future__ import annotations
@@ -25,22 +18,20 @@ from torch import Tensor
 from inference.files.artifact import Bucket
 from inference.model.cache import CachedGraph, KeysValues
 from inference.model.choice.arithmetic import ENGINES, HOST, Arithmetic
-from inference.model.choice.masked_choice import MaskInputs, choose_scored, idle_masks
-from inference.model.choice.noise_window import KeepsNoise
+from inference.model.choice.graph_choice import KeepsNoise, MaskInputs, choose_scored, idle_masks
 from inference.model.choice.sampler import Sampling, choose_drawn, choose_greedy, shared_noise
 from inference.model.decoder import Decoder, Hidden
 
 Inputs = TypeVar("Inputs", bound=tuple[Tensor, ...])
 
 
-class _Nodes(NamedTuple):
-    """The nodes of a forward pass, with their masks."""
+class NodeRows(NamedTuple):
+    """Cache rows, positions and masks of a model's new nodes."""
 
-    tokens: Tensor
-    rows: Tensor
-    positions: Tensor
-    context_mask: Tensor
-    tree_mask: Tensor
+    rows: Tensor  # [B] int32
+    positions: Tensor  # [B, n] int32
+    context_mask: Tensor  # [B, 1, S] int32 0/1
+    tree_mask: Tensor  # [B, n, n] int32 0/1
 
 
 class _ChoosingGraph(CachedGraph):
@@ -62,17 +53,20 @@ class _ChoosingGraph(CachedGraph):
 
     def _run(
         self,
-        nodes: _Nodes,
+        tokens: Tensor,
+        at: NodeRows,
         pick: Tensor | None,
         after: Tensor | None,
         sampling: Sampling | None,
         masks: MaskInputs | None,
     ) -> tuple[Tensor, Hidden]:
         """Return the result of choice(), and the decoder's output."""
-        out: Hidden = self.decoder(*nodes, pick, self.cache(), feature_layers=self._feature_layers)
+        out: Hidden = self.decoder(
+            tokens, *at, pick, self.cache(), feature_layers=self._feature_layers
+        )
         logits, drawn = self.decoder.logits(out.states), None
         if sampling is not None and after is not None:
-            drawn = self._drawn(nodes.rows, after, sampling)
+            drawn = self._drawn(at.rows, after, sampling)
         return choice(self.decoder, logits, sampling, drawn, masks, self.arithmetic), out
 
 
@@ -140,10 +134,11 @@ class VerifyGraph(_ChoosingGraph):
         """Return chosen tokens [B, P], new keys and new values, each [layers, B, T, width], and
         with feature layers also features [B, T, feature layers * hidden].
         """
-        nodes = _Nodes(tokens, rows, positions, context_mask, tree_mask)
+        at = NodeRows(rows, positions, context_mask, tree_mask)
         sampling = together(Sampling, temperature, top_k, top_p, seed, min_p)
         changes = (allowed, text_ids, text_changes, node_ids, node_changes, asked)
-        chosen, out = self._run(nodes, pick, after, sampling, together(MaskInputs, *changes))
+        masks = together(MaskInputs, *changes)
+        chosen, out = self._run(tokens, at, pick, after, sampling, masks)
         features = () if out.features is None else (out.features,)
         return chosen, *out.new.stacked(), *features
 
@@ -197,8 +192,8 @@ class StatefulGraph(KeepsNoise, _ChoosingGraph):
         node_changes: Tensor | None = None,
         asked: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        nodes = together(_Nodes, tokens, rows, positions, context_mask, tree_mask)
-        if nodes is None or slots is None:
+        at = together(NodeRows, rows, positions, context_mask, tree_mask)
+        if at is None or tokens is None or slots is None:
             if after is not None and seed is not None:
                 ids = self.decoder.token_ids()
                 self.fill_noise(rows, after, seed, ids, self.arithmetic)
@@ -209,7 +204,8 @@ class StatefulGraph(KeepsNoise, _ChoosingGraph):
             return rows + rows  # a graph must return something; this value is not used
         sampling = together(Sampling, temperature, top_k, top_p, seed, min_p)
         changes = (allowed, text_ids, text_changes, node_ids, node_changes, asked)
-        chosen, out = self._run(nodes, pick, after, sampling, together(MaskInputs, *changes))
+        masks = together(MaskInputs, *changes)
+        chosen, out = self._run(tokens, at, pick, after, sampling, masks)
         self.write(rows, slots, out.new)
         self.touch_noise()
         return chosen if out.features is None else (chosen, out.features)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from compile.neuron.builder import NeuronBuilder, hot_graph
-from compile.neuron.neff_cache import NeffCache, hlo_digest, unit_key
+from compile.neuron.compiler import NeffCache, hlo_digest, unit_key
 from compile.plan import memory
 from compile.store import DiskObjects
 from inference.backends.neuron.loading import load_neuron

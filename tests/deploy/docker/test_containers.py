@@ -15,7 +15,7 @@ import pytest
 
 import outrider
 from grpc_comm.certificate import make_certificate
-from grpc_comm.keys_file import make_key
+from grpc_comm.keys import make_key
 from outrider.processes import READY
 from tests.house import ROOMS
 from tests.support.repository import ROOT, tool

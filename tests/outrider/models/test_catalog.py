@@ -27,8 +27,8 @@ from outrider.models.catalog.models_here import (
     published_for,
 )
 from outrider.models.found_model import EMBEDDED
+from tests.support.cloud import hub_server
 from tests.support.commands import Run
-from tests.support.hub_server import hub_server
 from tests.support.wire_fixtures import describe, successor_engine
 
 

@@ -16,9 +16,8 @@ import pytest
 from grpc_comm import translate
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.sampling_fields import PROTOCOL_VERSION
 from grpc_comm.server.server import BackgroundServer, Target
-from grpc_comm.translate import MAX_TIMES
+from grpc_comm.translate import MAX_TIMES, PROTOCOL_VERSION
 from inference.backends.cuda.model import CudaModel
 from inference.backends.eager import EagerModel
 from inference.engine.engine import Engine
@@ -26,9 +25,9 @@ from inference.engine.sessions.local_session import LocalSession
 from inference.errors import Mismatch
 from inference.loop.decode import decode
 from inference.loop.draft_thread import inline
-from inference.loop.draft_tuning import TUNING
 from inference.order import Decode
 from inference.planner.acceptance import read_acceptance
+from inference.planner.prices import TUNING
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED, Times
 from outrider.client.connecting import PROBES, measure_round_trip
