@@ -33,7 +33,14 @@ CALL: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", params=["", *TEMPLATES])
+OTHERS = [*TEMPLATES][1:]
+"""Families whose calls tests/outrider/text/test_tool_calls.py reads."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=["", "tagged", *(pytest.param(name, marks=pytest.mark.extended) for name in OTHERS)],
+)
 def family(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[openai.OpenAI]:
     """A client of a server whose model has the chat template of a family; "" knows no tools."""
     directory = with_template(tmp_path_factory.mktemp("families") / "model", request.param)
@@ -119,7 +126,7 @@ SAME: list[dict[str, Any]] = [
     {},
     {"presence_penalty": 0.5, "frequency_penalty": 1.2},
     {"repetition_penalty": 1.3, "min_p": 0.05},
-    {"min_tokens": 20, "stop_token_ids": [*range(100, 300)]},
+    {"min_tokens": 8, "stop_token_ids": [*range(100, 300)]},
 ]
 """Fields that are parameters."""
 
@@ -152,7 +159,7 @@ def test_a_text_is_the_targets_own(
     temperature: float,
     streamed: bool,
 ) -> None:
-    alike: dict[str, Any] = {"max_tokens": 40, "temperature": temperature, "seed": 5}
+    alike: dict[str, Any] = {"max_tokens": 16, "temperature": temperature, "seed": 5}
     alone = own(texts, PROMPT, **alike, **parameters)
     answer: Any = api.completions.create(
         model="", prompt=PROMPT, stream=streamed, extra_body=asked, **alike
