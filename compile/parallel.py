@@ -28,7 +28,7 @@ from inference.files.writing import write_whole
 from inference.model.cache import empty_cache
 from inference.model.checkpoints.checkpoint import DTYPES
 from inference.model.checkpoints.config import ModelConfig
-from inference.model.choice.noise_window import empty_window
+from inference.model.choice.graph_choice import empty_window
 from inference.model.choice.vocabulary import VocabularyShare
 from inference.model.decoder import Decoder
 from inference.model.graphs.round_graph import StatefulRoundGraph

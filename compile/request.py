@@ -21,7 +21,7 @@ from inference.model.checkpoints.config import (
     read_raw_config,
 )
 from inference.model.checkpoints.hub import find_model, split_revision
-from inference.model.choice.noise_window import WINDOW
+from inference.model.choice.graph_choice import WINDOW
 from inference.model.eagle_head import EAGLE3, named_layers, read_head_config
 
 _EMBEDDED = Path(inference.__file__).parent / "data"

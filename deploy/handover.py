@@ -14,7 +14,7 @@ from pathlib import Path
 from compile.aws import Aws, aws_refusals
 from grpc_comm.certificate import make_certificate
 from grpc_comm.client.named_targets import NamedTarget
-from grpc_comm.keys_file import make_key
+from grpc_comm.keys import make_key
 from inference.errors import InvalidRequest
 from inference.files.writing import replacing
 

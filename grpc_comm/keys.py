@@ -1,21 +1,37 @@
-"""Keys of callers and their limits: bearer tokens, stored as SHA-256 digests only.
+"""Keys of callers and their limits: bearer tokens, stored as SHA-256 digests in a keys file only.
 
-A changed keys file (keys_file.py) applies from the next call on, and to open streams within a
-second. If the new file is missing or invalid, this is logged, and the earlier keys stay valid.
+The file is JSON, with an entry for each tenant. Limits that an entry omits default to the server's:
+
+    {"keys": [{"name": "alice", "token_sha256": "<64 hexadecimal digits>", "sessions": 4,
+               "sequence_length": 4096, "tree_nodes": 32, "message_bytes": 1048576,
+               "nodes_per_second": 2000}]}
+
+A changed file applies from the next call on, and to open streams within a second. If the new file
+is missing or invalid, this is logged, and the earlier keys stay valid.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
+import json
 import logging
-from collections.abc import Iterable
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
-from grpc_comm.keys_file import Key, KeyEntry, KeysFile, digest_of
+from pydantic import BeforeValidator, Field
+
+from grpc_comm.security import read_guarded
 from inference.errors import InvalidRequest
-
-__all__ = ["SINGLE_TENANT", "WATCH_SECONDS", "Grant", "Key", "Keys"]
+from inference.files.json_file import Record, parse_json, read_record, shown
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +43,177 @@ WATCH_SECONDS = 0.4
 below a second.
 """
 
-_SCHEME = b"Bearer "
-
 Metadata = Iterable[tuple[str, str | bytes]]
+
+_SCHEME = b"Bearer "
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+Limit = Annotated[int, Field(ge=1, le=2**63 - 1)] | None
+
+
+@dataclass(frozen=True)
+class Key(Record):
+    """A tenant and its limits. None means the server's limit.
+
+    A target without keys serves all clients as the tenant "". Raises InvalidRequest for a bad name.
+    """
+
+    name: str
+    sessions: Limit = None  # open at the same time
+    sequence_length: Limit = None  # tokens, prompt and output together
+    tree_nodes: Limit = None  # nodes of a session in a forward pass, root included
+    message_bytes: Limit = None  # size of a message
+    nodes_per_second: Limit = None  # candidates sent, all sessions together
+
+    def __post_init__(self) -> None:
+        if self.name and not _NAME.fullmatch(self.name):
+            need = "letters, digits, dots, dashes and underscores, a letter or digit first"
+            raise InvalidRequest(f"a name is 1 to 64 {need}: got {shown(self.name)}")
+
+
+def _check_digest(value: Any) -> str:
+    need = "it must be the SHA-256 of the token, 64 hexadecimal digits in lower case"
+    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+        got = f"{len(value)} characters" if isinstance(value, str) else type(value).__name__
+        raise ValueError(f"{need}: got {got}")  # never the value: it may be the token
+    if bytes.fromhex(value) == hashlib.sha256().digest():
+        raise ValueError("the hash of an empty token: create a key with `outrider keys`")
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entry(Key):
+    name: Annotated[str, Field(min_length=1)]
+    token_sha256: Annotated[str, BeforeValidator(_check_digest)]
+
+    def key_entry(self) -> KeyEntry:
+        key = asdict(self)
+        return KeyEntry(bytes.fromhex(key.pop("token_sha256")), Key(**key))
+
+
+@dataclass(frozen=True)
+class _Document(Record):
+    keys: tuple[_Entry, ...]
+
+
+class KeyEntry(NamedTuple):
+    digest: bytes  # SHA-256 of the token
+    key: Key
+
+
+class KeysFile:
+    """A keys file, and the file version that was read last.
+
+    unread: whether that version could not be read, so that reading it again may succeed
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.unread = path, False
+        self._seen: tuple[int, ...] | None = None
+
+    @property
+    def exists(self) -> bool:
+        return bool(self._stamp())
+
+    def changed(self) -> bool:
+        return self.unread or self._stamp() != self._seen
+
+    def read(self) -> tuple[KeyEntry, ...]:
+        """Read the entries; raise InvalidRequest. A file that could not be read is read again; an
+        invalid file is not, until it changes.
+        """
+        self._seen = self._stamp()  # before reading, so that a later write counts as a change
+        try:
+            entries, self.unread = _parse(self.path), False
+        except InvalidRequest as error:
+            self.unread = bool(self._seen) and isinstance(error.__cause__, OSError)
+            raise
+        return entries
+
+    def _stamp(self) -> tuple[int, ...]:
+        """Return values that identify the file's version; empty if there is no file."""
+        try:
+            status = os.stat(self.path)
+        except OSError:
+            return ()
+        times = (status.st_mtime_ns, status.st_ctime_ns)
+        return (*times, status.st_size, status.st_ino, status.st_mode)
+
+
+def make_key(path: Path, name: str) -> str:
+    """Append a key with this name to the file, and return its token, which is not stored.
+
+    Creates the file if it does not exist. Raises InvalidRequest for a name that is taken or
+    invalid, and for a file that is invalid or cannot be written.
+    """
+    if not name:
+        raise InvalidRequest("a key needs a name: --name NAME")
+    token = secrets.token_urlsafe(32)
+    entry = KeyEntry(hashlib.sha256(token.encode()).digest(), Key(name))
+    with _replacing(path) as replacement:
+        entries = _parse(path) if path.exists() else ()
+        if any(entry.key.name == name for entry in entries):
+            remedy = "remove its entry first, or choose another name"
+            raise InvalidRequest(f"{path}: a key named {name!r} exists already; {remedy}")
+        replacement.write_text(_format([*entries, entry]), encoding="utf-8")
+    return token
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Yield the path of a temporary file, which then replaces `path` atomically.
+
+    Raises InvalidRequest, also if another process is replacing the file.
+    """
+    following = path.with_name(path.name + ".new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(following, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError as error:
+        need = "another `outrider keys` is running; remove the file if none is"
+        raise InvalidRequest(f"{following} exists: {need}") from error
+    except OSError as error:
+        raise InvalidRequest(f"{path}: cannot be written ({error.strerror})") from error
+    try:
+        yield following
+        with suppress(FileNotFoundError):
+            following.chmod(stat.S_IMODE(path.stat().st_mode))
+        following.replace(path)
+    except OSError as error:
+        raise InvalidRequest(f"{path}: cannot be written ({error.strerror})") from error
+    finally:
+        following.unlink(missing_ok=True)
+
+
+def _parse(path: Path) -> tuple[KeyEntry, ...]:
+    """Read the entries; raise InvalidRequest.
+
+    Other users may read the file, because a digest does not reveal its token, but not write it.
+    """
+    try:
+        content = read_guarded(path)
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from error
+    document = read_record(parse_json(content, path, InvalidRequest), _Document)
+    names, digests = dict[str, str](), dict[str, str]()
+    for entry in document.keys:
+        if entry.name in names:
+            raise InvalidRequest(f"{path} has two keys with the name {entry.name!r}")
+        if owner := digests.get(entry.token_sha256):
+            raise InvalidRequest(
+                f"{path}: {owner!r} and {entry.name!r} have the same token: every key needs its own"
+            )
+        names[entry.name] = digests[entry.token_sha256] = entry.name
+    return tuple(entry.key_entry() for entry in document.keys)
+
+
+def _format(entries: Iterable[KeyEntry]) -> str:
+    items = []
+    for digest, key in entries:
+        limits = {name: value for name, value in asdict(key).items() if value is not None}
+        items.append({"name": limits.pop("name"), "token_sha256": digest.hex(), **limits})
+    return json.dumps({"keys": items}, indent=2) + "\n"
 
 
 class Keys:
@@ -49,7 +233,7 @@ class Keys:
         """Return keys with one token for all clients; raise InvalidRequest if it is empty."""
         if not token:
             raise InvalidRequest("the token is empty")
-        return cls((KeyEntry(digest_of(token), Key(SINGLE_TENANT)),))
+        return cls((KeyEntry(hashlib.sha256(token.encode()).digest(), Key(SINGLE_TENANT)),))
 
     @classmethod
     def read(cls, path: Path) -> Keys:
@@ -160,4 +344,4 @@ def _digest(metadata: Metadata | None) -> bytes | None:
     if len(values) != 1 or not values[0].startswith(_SCHEME):
         return None
     token = values[0][len(_SCHEME) :]
-    return digest_of(token) if token else None
+    return hashlib.sha256(token).digest() if token else None

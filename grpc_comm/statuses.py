@@ -7,14 +7,7 @@ import re
 import grpc
 
 from grpc_comm.translate import plain
-from inference.errors import (
-    Busy,
-    Gone,
-    InvalidRequest,
-    Mismatch,
-    OutriderError,
-    Unavailable,
-)
+from inference.errors import Busy, Gone, InvalidRequest, Mismatch, OutriderError, Unavailable
 
 _ERRORS: tuple[tuple[type[OutriderError], grpc.StatusCode], ...] = (
     (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),  # LimitExceeded included
@@ -89,7 +82,6 @@ RETRY_AFTER = "retry-after-ms"
 
 
 def _retry_after(error: grpc.RpcError) -> float:
-    """Return the seconds after which to retry a refused call, as the target requested."""
     milliseconds = _trailing(error, RETRY_AFTER)
     return int(milliseconds) / 1e3 if milliseconds.isdigit() else 1.0
 

@@ -1,7 +1,4 @@
-"""What all commands share: exit codes, one-line errors, and messages for the user.
-
-An error ends a command with one line on stderr and an exit code.
-"""
+"""What all commands share: exit codes, one-line errors, and messages for the user."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""The interface of all proposers: a local model, copied text, a draft on the target's device.
-
-A request may have any number of proposers. None waits for another proposer or for the target. Each
-gets the committed tokens, drafts while its time is worth the expected tokens, and returns the
-candidates that are worth sending. Pure: no model, no network.
+"""The interface of all proposers: a local model, copied text, a draft on the target's device. None
+waits for another proposer or for the target. Pure: no model, no network.
 """
 
 from __future__ import annotations

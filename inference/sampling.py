@@ -117,7 +117,6 @@ class SamplingParams:
         self._check_reports()
 
     def _check_changes(self) -> None:
-        """Raise InvalidRequest for a penalty or a bias out of bounds."""
         if not _rounded(MIN_REPETITION) <= self.repetition_penalty <= MAX_REPETITION:
             allowed = f"{MIN_REPETITION} to {MAX_REPETITION} (1: off)"
             raise InvalidRequest(
@@ -142,7 +141,6 @@ class SamplingParams:
                 )
 
     def _check_length(self) -> None:
-        """Raise InvalidRequest for a minimum length out of bounds."""
         if not 0 <= self.min_tokens < ID_BOUND or len(self.end_ids) > MAX_END_IDS:
             raise InvalidRequest(
                 f"min_tokens must be 0 or more, with up to {MAX_END_IDS} ids that end a text: got "
@@ -156,7 +154,6 @@ class SamplingParams:
             )
 
     def _check_reports(self) -> None:
-        """Raise InvalidRequest for log-probabilities that cannot be reported."""
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise InvalidRequest(f"logprobs must be 0 to {MAX_LOGPROBS}: got {self.logprobs}")
         if self.prompt_logprobs and self.logprobs is None:
@@ -204,7 +201,6 @@ _FRACTIONS = (
 
 
 def _rounded(value: float) -> float:
-    """Return the nearest float32."""
     rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
     return rounded
 

@@ -1,7 +1,5 @@
-"""A log of tokens, which are appended and never change, and what its readers count.
-
-The target's session is such a log. Its client has a TextCopy, assembled from the reports of
-successive targets. Each reader has a cursor. Pure.
+"""A log of tokens, which are appended and never change, and what its readers count. The target's
+session is such a log; its client has a TextCopy. Each reader has a cursor. Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Durations of a model's forward passes by shape: measured, or else estimated from a prior.
-
-The engine has a Times for the target's forward passes; a client has one for its target and one for
-its draft. Pure: no clock is read.
+"""Durations of a model's forward passes by shape: measured, or else estimated from a prior. Pure:
+no clock is read.
 """
 
 from __future__ import annotations
@@ -217,8 +215,6 @@ class _Near(NamedTuple):
 
 
 class _Point(NamedTuple):
-    """A measured shape."""
-
     nodes: int  # sum over all rows
     shape: Shape
     seconds: float

@@ -1,7 +1,5 @@
-"""How a request adjusts logits: by penalties, biases, and a grammar or minimum length.
-
-The adjustment at a tree's node depends only on the committed tokens and the path to the node, so
-candidates cannot affect the output.
+"""How a request adjusts logits: by penalties, biases, and a grammar or minimum length. It depends
+only on the committed tokens and the path to a node, so candidates cannot affect the output.
 """
 
 from __future__ import annotations
@@ -240,7 +238,6 @@ class _Changes:
         return ids, pairs[..., 0], pairs[..., 1]
 
     def _set(self, tokens: Iterable[int]) -> None:
-        """Update the factors and biases of these tokens."""
         new = [token for token in tokens if token not in self._places]
         self._places |= {token: len(self._ids) + index for index, token in enumerate(new)}
         self._ids = np.append(self._ids, np.array(new, dtype=np.int32))
@@ -270,6 +267,5 @@ def _consumed(matcher: Matcher, path: TokenPath) -> int:
 
 
 def _common(first: TokenPath, second: TokenPath) -> int:
-    """Return the length of the common beginning."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))

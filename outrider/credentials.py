@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from grpc_comm import keys_file
+from grpc_comm import keys
 from grpc_comm.certificate import make_certificate
 from inference.command import say
 from outrider.options.tool_roles import MakeCertRole, MakeKeyRole
@@ -22,7 +22,7 @@ def make_cert(options: MakeCertRole) -> int:
 
 def make_key(options: MakeKeyRole) -> int:
     """Add a key to --keys_file and print its token, which is stored nowhere."""
-    token = keys_file.make_key(Path(options.keys_file), options.name)
+    token = keys.make_key(Path(options.keys_file), options.name)
     say(
         f"added {options.name}; its token is shown only once, limits can be added to the entry in "
         f"{options.keys_file}:"

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support import tiers
-from tests.support.examples import load_profile
 
 if TYPE_CHECKING:
     from grpc_comm.server.server import BackgroundServer
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 for threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(threads, "1")  # nothing above imports torch, which reads them once
-load_profile()
+tiers.load_profile()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

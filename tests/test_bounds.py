@@ -17,7 +17,7 @@ from outrider.endpoint.text_runner import MAX_CHECKED, GrammarTurns
 from outrider.text import call_reader
 from outrider.text.call_reader import CallReader
 from outrider.text.tool_calls import TAGGED
-from tests.support.memory import reachable
+from tests.simulate.memory import reachable
 from tests.support.pairs import STOP, VOCABULARY, tokenizer
 
 Filled = Callable[[int], object]

@@ -20,12 +20,21 @@ from inference.model.decoder import Decoder
 from inference.order import Decode, End, Pace
 from inference.proposer import MODEL, NOBODY, Proposer
 from inference.sampling import SamplingParams
-from tests.support import drafts
+from tests.support import pairs
 from tests.support.clock import Clock
-from tests.support.drafts import copying, growing, growing_and_copying, rounds
 from tests.support.equality import NearTies, assert_same_text, full_logits
-from tests.support.noise_oracle import oracle as threefry
-from tests.support.pairs import VOCABULARY, decoder, engine, perturbed, prompt_of
+from tests.support.oracles import threefry
+from tests.support.pairs import (
+    VOCABULARY,
+    copying,
+    decoder,
+    engine,
+    growing,
+    growing_and_copying,
+    perturbed,
+    prompt_of,
+    rounds,
+)
 
 SAMPLINGS = [
     SamplingParams(),
@@ -71,7 +80,7 @@ def steps_of(
 
 def alone(served: Engine, prompt: Sequence[int], params: SamplingParams, tokens: int) -> list[int]:
     """The target's own text."""
-    return drafts.alone(LocalSession(served), prompt, params, tokens)
+    return pairs.alone(LocalSession(served), prompt, params, tokens)
 
 
 def speculated(
@@ -87,6 +96,7 @@ def speculated(
     return [token for step in steps for token in step.tokens]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize(
     "params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p}-k{params.top_k}"
 )
@@ -105,7 +115,7 @@ def test_output_equals_the_targets_own_seeded_decoding(
     pace: Pace,
     draft: str,
 ) -> None:
-    for length, tokens in ((1, 40), (300, 25)):
+    for length, tokens in ((1, 24), (300, 16)):
         prompt = prompt_of(length)
         if (params, length) not in references:
             references[params, length] = alone(served, prompt, params, tokens)
@@ -185,8 +195,8 @@ def test_a_growing_draft_with_the_targets_weights_saves_most_forwards(
     """By a clock that stands still: what is worth drafting depends on times."""
     clock, params = Clock(), SamplingParams(1.0, seed=3)
     served, proposer = engine(target, clock=clock), growing(target, clock=clock)
-    steps = steps_of(served, prompt_of(9), params, 120, [proposer], clock, pace=pace)
-    assert len(steps) < 15
+    steps = steps_of(served, prompt_of(9), params, 60, [proposer], clock, pace=pace)
+    assert len(steps) < 10
     assert {kind for step in steps for kind in step.proposers[:-1]} == {MODEL}
 
 
@@ -196,15 +206,15 @@ def test_two_proposers_beside_each_other_change_nothing(served: Engine) -> None:
         growing(DRAFTS["close"]),
         rounds(DRAFTS["unrelated"], BestFirst(8, 3)),
     ]
-    steps = steps_of(served, prompt_of(9), params, 40, several)
+    steps = steps_of(served, prompt_of(9), params, 24, several)
     made = [token for step in steps for token in step.tokens]
-    assert made == alone(served, prompt_of(9), params, 40)
+    assert made == alone(served, prompt_of(9), params, 24)
 
 
 def test_shared_noise_keeps_a_close_draft_accepted_at_temperature_one() -> None:
     """With fresh noise two samplers of this flat target would agree on a few per cent of tokens."""
     params, proposer = SamplingParams(1.0, seed=3), rounds(DRAFTS["close"], Chain(1))
-    steps = steps_of(engine(decoder(1)), prompt_of(9), params, 120, [proposer], pace=Pace.WAIT)
+    steps = steps_of(engine(decoder(1)), prompt_of(9), params, 60, [proposer], pace=Pace.WAIT)
     accepted = sum(len(step.tokens) - 1 for step in steps)
     assert accepted / len(steps) > 0.5
 
@@ -221,15 +231,15 @@ def test_exactly_the_tokens_asked_for_are_made(tokens: int, pace: Pace) -> None:
 
 def test_a_text_ends_behind_its_first_stop_id_however_much_was_accepted(target: Decoder) -> None:
     served, params = engine(target), SamplingParams(1.0, seed=3)
-    text = alone(served, prompt_of(9), params, 40)
-    for at in (0, 2, 5, 13):
+    text = alone(served, prompt_of(9), params, 20)
+    for at in (0, 2, 13):
         stop, first = frozenset({text[at]}), text.index(text[at])
         for pace, proposer in (
             (Pace.WAIT, rounds(target, Chain(4))),
             (Pace.GO_ON, growing(target)),
             (Pace.GO_ON, growing(DRAFTS["unrelated"])),
         ):
-            steps = steps_of(served, prompt_of(9), params, 40, [proposer], pace=pace, stop_ids=stop)
+            steps = steps_of(served, prompt_of(9), params, 20, [proposer], pace=pace, stop_ids=stop)
             assert [token for step in steps for token in step.tokens] == text[: first + 1]
             assert steps[-1].end is End.STOP_ID
 

@@ -18,26 +18,24 @@ from inference.order import Decode, Pace
 from inference.proposer import Proposer
 from inference.sampling import Grammar, GrammarKind, SamplingParams
 from inference.text.grammar import Grammars
-from tests.support.drafts import (
-    alone,
-    copying,
-    growing,
-    growing_and_copying,
-    rounds,
-    text_of,
-)
 from tests.support.equality import NearTies, assert_same_text, full_logits
+from tests.support.oracles import RuleOracle
 from tests.support.pairs import (
     STOP,
     VOCABULARY,
+    alone,
+    copying,
     decoder,
     engine,
     grammars,
+    growing,
+    growing_and_copying,
     perturbed,
     prompt_of,
+    rounds,
+    text_of,
     tokenizer,
 )
-from tests.support.rule_oracle import RuleOracle
 
 SCHEMA = {
     "type": "array",
@@ -76,7 +74,7 @@ DRAFTS: dict[str, tuple[Decoder, Grammars | None]] = {
     "close, knows the rule": (perturbed(1, 0.02), grammars()),
     "unrelated, knows the rule": (decoder(99, layers=1), grammars()),
 }
-TOKENS = 30
+TOKENS = 24
 
 each_rule = pytest.mark.parametrize("rule", RULES)
 each_temperature = pytest.mark.parametrize(
@@ -112,6 +110,7 @@ def text_with(
     return text_of(prompt, params, LocalSession(served), order, [proposer])
 
 
+@pytest.mark.covering(1)
 @each_temperature
 @each_rule
 def test_the_targets_own_text_is_what_transformers_and_a_plain_sampler_choose(
@@ -124,7 +123,7 @@ def test_the_targets_own_text_is_what_transformers_and_a_plain_sampler_choose(
         tokens.append(ours)
 
 
-@pytest.mark.covering(3)
+@pytest.mark.covering(2)
 @each_temperature
 @each_rule
 @pytest.mark.parametrize("draft", DRAFTS)

@@ -14,8 +14,8 @@ from inference.proposer import NOBODY, Nodes
 from inference.sampling import SamplingParams
 from inference.tree.candidates import ProposalStream
 from tests.support.clock import Clock
-from tests.support.columns import BASE, Candidate, nodes_of
 from tests.support.exact import Exact, exact_engine, own_text, text_of
+from tests.support.scripted import BASE, Candidate, nodes_of
 
 KINDS = 3
 """Tokens that the target chooses among: guesses come true often."""

@@ -16,8 +16,8 @@ from inference.order import Decode, Pace, TokenLogProb
 from inference.proposer import MODEL, NOBODY
 from inference.sampling import Grammar, GrammarKind, SamplingParams
 from tests.support import pairs
-from tests.support.drafts import proposers_of, text_of
 from tests.support.exact import running
+from tests.support.pairs import proposers_of, text_of
 from tests.support.wire_fixtures import (
     VOCABULARY,
     candidates,
@@ -194,23 +194,24 @@ SAMPLINGS = [
 ]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("where", list(SESSIONS)[1:])
 @pytest.mark.parametrize("params", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("pace", Pace, ids=lambda pace: pace.name)
+@pytest.mark.parametrize("draft", ["close", "unrelated", "none"])
 def test_the_text_is_that_of_the_target_alone_in_process(
-    where: str, params: SamplingParams, pace: Pace
+    where: str, params: SamplingParams, pace: Pace, draft: str
 ) -> None:
     engine = pairs.engine(pairs.decoder(1), rules=pairs.grammars())
     prompt = [5, 17, 250, 3, 99]
-    alone = text_of(prompt, params, LocalSession(engine), Decode(45))
-    assert len(alone) == 40
+    alone = text_of(prompt, params, LocalSession(engine), Decode(29))
+    assert len(alone) == 24
     with SESSIONS[where](engine) as begin:
-        for draft in ("close", "unrelated", "none"):
-            session, proposers = begin(), proposers_of(draft, pace)
-            made = text_of(prompt, params, session, Decode(45, pace=pace), proposers)
-            assert made == alone
-            saves = draft == "close" and pace is Pace.WAIT and params.greedy
-            assert session.traffic.forwards <= (30 if saves else 40)
+        session, proposers = begin(), proposers_of(draft, pace)
+        made = text_of(prompt, params, session, Decode(29, pace=pace), proposers)
+        assert made == alone
+        saves = draft == "close" and pace is Pace.WAIT and params.greedy
+        assert session.traffic.forwards <= (18 if saves else 24)
 
 
 @pytest.mark.parametrize("where", SESSIONS)

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from benchmarks.regret.clock import Signal, VirtualClock
 from grpc_comm import messages
-from grpc_comm.client.wire_session import ACKNOWLEDGED_AT_ONCE
+from grpc_comm.client.call import ACKNOWLEDGED_AT_ONCE
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.backends import Chosen, Model, Ranked, Segment
 from inference.backends.batch import BatchShape

@@ -37,10 +37,9 @@ from inference.backends.graphs.compiled import (
     load_graph,
 )
 from inference.backends.graphs.fused import DRAFT_WEIGHTS, round_constants
-from inference.backends.target_features import FeatureForm
 from inference.errors import BadArtifact, InvalidRequest
 from inference.files.artifact import Bucket, DraftBucket, RoundBucket
-from inference.model.cache import KeysValues, cache_names
+from inference.model.cache import FeatureForm, KeysValues, cache_names
 from inference.model.decoder import Decoder
 from inference.model.graphs.round_graph import RoundGraph, round_inputs
 from inference.model.graphs.verify_graph import VerifyGraph, example_inputs

@@ -122,7 +122,7 @@ class ModelCall(NamedTuple):
 
 def footprint(config: ModelConfig, spec: CompileSpec) -> Footprint:
     """Count the bytes of tensors on each rank, including the spec's draft."""
-    from inference.model.choice.noise_window import WINDOW  # with torch, which devices do not need
+    from inference.model.choice.graph_choice import WINDOW  # with torch, which devices do not need
 
     models = models_of(config, spec)
     activation, largest = max(

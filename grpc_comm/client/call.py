@@ -1,6 +1,6 @@
-"""The client's channel to a target, and a stream over that channel.
+"""A stream to a target, and the receiving half of a client's session over it.
 
-Sending never blocks. A reader thread passes received messages to a listener.
+Sending never blocks. A reader thread passes received messages to the session.
 """
 
 from __future__ import annotations
@@ -8,143 +8,23 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from grpc_comm import statuses, translate
+from grpc_comm.client.channel import Channel
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.proto import verifier_pb2_grpc
-from grpc_comm.security import SecurityOptions, channel_security
-from grpc_comm.translate import Description
-from grpc_comm.transport import Address, channel_options
-from grpc_comm.unanswered import WrongSecurity, advice
-from inference.errors import Mismatch, OutriderError, Unavailable
-from inference.proposer import FRAMING_BYTES
-from inference.text_log import Traffic
+from grpc_comm.translate import Description, SessionTerms
+from inference.errors import InvalidRequest, Mismatch, OutriderError, Unavailable
+from inference.order import MIN_CREDIT, Progress, TokenLogProb
+from inference.proposer import FRAMING_BYTES, MAX_CANDIDATES
+from inference.sampling import SamplingParams
+from inference.text_log import TextCopy, Traffic
 
 CLOSE_SECONDS = 2.0
-REACH_POLL_SECONDS = 0.02
-
-
-class Channel:
-    """A gRPC channel to one target. Closed channels raise Unavailable.
-
-    name: host that the target's certificate must name; empty: the host of the address
-    """
-
-    def __init__(self, address: Address, security: SecurityOptions, name: str = "") -> None:
-        self.address, self._security = address, security
-        credentials, self._metadata = channel_security(security, address)
-        options = channel_options(address, name)
-        if credentials is None:
-            self._channel = grpc.insecure_channel(str(address), options)
-        else:
-            self._channel = grpc.secure_channel(str(address), credentials, options)
-        self._stub = verifier_pb2_grpc.TargetStub(self._channel)
-        self._health = health_pb2_grpc.HealthStub(self._channel)
-
-    def describe(self, model: str, timeout: float) -> Description:
-        return translate.read_description(self._ask(timeout, model))
-
-    def tokenizer_settings(self, model: str, timeout: float) -> bytes:
-        """Fetch a model's tokenizer settings, unchecked."""
-        return self._ask(timeout, model, tokenizer_settings=True).tokenizer_settings
-
-    def list_models(self, timeout: float) -> list[str]:
-        return [translate.plain(name) for name in self._ask(timeout).models]
-
-    def probe(self, timeout: float) -> float:
-        """Return the seconds of a round trip for which the target does no work."""
-        start = time.perf_counter()
-        self._ask(timeout)
-        return time.perf_counter() - start
-
-    def _ask(
-        self, timeout: float, model: str = "", *, tokenizer_settings: bool = False
-    ) -> pb.Description:
-        request = pb.DescribeRequest(model=model, tokenizer_settings=tokenizer_settings)
-        try:
-            with self._open():
-                message: pb.Description = self._stub.Describe(
-                    request, timeout=timeout, metadata=self._metadata
-                )
-        except grpc.RpcError as error:
-            problem = f"{model} is not available" if model else "no Outrider target answers"
-            raise self._failure(error, f"{problem} at {self.address}") from error
-        return message
-
-    @contextmanager
-    def _open(self) -> Iterator[None]:
-        """Raise Unavailable if the channel is closed, which gRPC reports as a ValueError."""
-        try:
-            yield
-        except ValueError as error:
-            raise Unavailable(f"the connection to {self.address} is closed") from error
-
-    def _failure(self, error: grpc.RpcError, meaning: str) -> OutriderError:
-        """Return Outrider's exception for a failed RPC, with a remedy if one is known."""
-        failure = statuses.status_error(error, meaning)
-        if not isinstance(failure, Unavailable):
-            return failure
-        remedy = advice(self.address, self._security)
-        return WrongSecurity(f"{meaning}: {remedy}") if remedy else failure
-
-    def check_health(self, timeout: float) -> None:
-        """Raise Unavailable unless the target reports within `timeout` seconds that it is serving.
-
-        An ingress without a health service is assumed to be serving.
-        """
-        try:
-            with self._open():
-                answer = self._health.Check(
-                    health_pb2.HealthCheckRequest(), timeout=timeout, metadata=self._metadata
-                )
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                return
-            raise statuses.status_error(error, f"no answer from {self.address}") from error
-        if answer.status != health_pb2.HealthCheckResponse.SERVING:
-            raise Unavailable(f"the target at {self.address} accepts no sessions at present")
-
-    def reach(self, model: str, seconds: float, given_up: threading.Event) -> Description:
-        """Wait up to `seconds` for the channel to connect; return the target's description. Raises
-        Unavailable.
-
-        The RPC uses wait_for_ready: other RPCs fail with gRPC's last connection error while the
-        channel reconnects.
-        """
-        request = pb.DescribeRequest(model=model)
-        with self._open():
-            call = self._stub.Describe.future(
-                request, timeout=seconds, metadata=self._metadata, wait_for_ready=True
-            )
-        while not call.done():
-            if given_up.wait(REACH_POLL_SECONDS):
-                call.cancel()
-        if call.code() is not grpc.StatusCode.OK:
-            raise statuses.status_error(call, f"no Outrider target answers at {self.address}")
-        return translate.read_description(call.result())
-
-    def session(self, messages: Iterator[pb.ClientMessage]) -> Any:
-        with self._open():
-            return self._stub.Session(messages, metadata=self._metadata)
-
-    def close(self) -> None:
-        self._channel.close()
-
-
-class CallListener(Protocol):
-    """Receives the messages of a call, on the call's reader thread."""
-
-    def on_message(self, call: Call, message: pb.ServerMessage) -> None:
-        """Handle a message. Raises Mismatch if it violates the protocol, which ends the call."""
-        ...
-
-    def on_end(self, call: Call, failure: OutriderError) -> None: ...
 
 
 class Call:
@@ -155,11 +35,11 @@ class Call:
     silent: whether the stream ended because the target sent no messages or no tokens
     """
 
-    def __init__(self, channel: Channel, listener: CallListener, traffic: Traffic) -> None:
+    def __init__(self, channel: Channel, session: WireSession, traffic: Traffic) -> None:
         self.address, self.last_message_at = str(channel.address), time.monotonic()
         self.failure: OutriderError | None = None
         self.silent = False
-        self._listener, self._traffic = listener, traffic
+        self._session, self._traffic = session, traffic
         self._outbox: queue.SimpleQueue[pb.ClientMessage | None] = queue.SimpleQueue()
         self._sending = threading.Lock()  # guards the counts of sent messages
         self._left: OutriderError | None = None  # why this side ended the stream
@@ -226,7 +106,7 @@ class Call:
                     self.last_message_at = time.monotonic()
                 self._traffic.messages_down += 1
                 self._traffic.bytes_down += message.ByteSize() + FRAMING_BYTES
-                self._listener.on_message(self, message)
+                self._session.on_message(self, message)
         except grpc.RpcError as error:
             failure = statuses.status_error(error, f"the target at {self.address} went away")
             failure.__cause__ = error
@@ -238,4 +118,121 @@ class Call:
             self.failure = self._left or failure
             self._outbox.put(None)  # ends gRPC's sending thread
             self._ended.set()
-            self._listener.on_end(self, self.failure)
+            self._session.on_end(self, self.failure)
+
+
+ACKNOWLEDGED_AT_ONCE = MIN_CREDIT // 4
+"""Number of tokens acknowledged together: small enough that a distant target does not run out of
+credit.
+"""
+
+
+class WireSession(ABC):
+    """A session whose tokens arrive on a call, on the call's reader thread.
+
+    stream: id of the stream of proposals; the target forgets proposals of earlier streams
+    candidates: maximum candidates that the target stores for this session
+    next_number: number of the next proposed node. Numbers are never reused, also in new streams, so
+        an unknown parent is never mistaken for another node
+    """
+
+    def __init__(self, description: Description) -> None:
+        self.traffic, self.stream, self.candidates = Traffic(), 0, MAX_CANDIDATES
+        self._description = description
+        self._changed = threading.Condition()  # guards all state; acquired before a call's lock
+        self._call: Call | None = None
+        self._failure: OutriderError | None = None
+        self._received = self._copy((), SamplingParams())
+        self._is_opened, self._acknowledged = False, 0  # whether Opened arrived; the last Ack
+        self._leaving = ""  # the reason in the target's GoAway
+        self.next_number, self._tree_nodes = 0, description.max_tree_nodes
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogProb, ...]:
+        """Log-probabilities of the prompt's tokens except the first, if requested and received."""
+        return self._received.prompt_logprobs
+
+    @property
+    def room(self) -> int:
+        """Number of candidates of this session that currently fit into a forward pass."""
+        return min(self._received.latest.room or self._tree_nodes - 1, self.candidates)
+
+    def receive(self, timeout: float) -> Progress | None:
+        """Return the progress received since the last call; None after `timeout` seconds.
+
+        Progress without tokens is a heartbeat. Raises the error that ended the session.
+        """
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while True:
+                progress = self._received.read()
+                if progress is not None:
+                    self._acknowledge()
+                    return progress
+                if self._failure is not None:
+                    raise self._failure
+                seconds_left = deadline - time.monotonic()
+                if seconds_left <= 0:
+                    return None
+                self._changed.wait(seconds_left)
+
+    def on_message(self, call: Call, message: pb.ServerMessage) -> None:
+        """Handle a message, on the reader thread. Ignores messages of an abandoned call.
+
+        Raises Mismatch if it violates the protocol, which ends the call.
+        """
+        with self._changed:
+            if call is not self._call:
+                return
+            answer = translate.read_answer(message)
+            if isinstance(answer, Progress):
+                self._handle_tokens(call, answer)
+            elif isinstance(answer, SessionTerms):
+                self._handle_opened(call, answer)
+            else:
+                self._leaving = answer
+            self._changed.notify_all()
+
+    @abstractmethod
+    def on_end(self, call: Call, failure: OutriderError) -> None:
+        """Handle the end of a call, on the reader thread."""
+
+    def _handle_opened(self, call: Call, terms: SessionTerms) -> None:
+        self._tree_nodes = terms.tree_nodes or self._tree_nodes
+        self.candidates = terms.candidates
+        self._received.take_opened(terms.opened)
+
+    def _handle_tokens(self, call: Call, progress: Progress) -> None:
+        """Store received tokens; without tokens, the message is a heartbeat."""
+        self._received.take(progress)
+
+    def _acknowledge(self) -> None:
+        """Acknowledge received tokens, unless the caller of receive() is far behind."""
+        call, length, order = self._open_call(), self._received.length, self._received.order
+        at_once = ACKNOWLEDGED_AT_ONCE
+        if order is not None and order.credit:
+            at_once = max(1, min(at_once, order.credit // 4))
+        if call is None or not self._is_opened or self._received.is_behind:
+            return
+        if length - self._acknowledged >= at_once:
+            self._acknowledged = length
+            call.send(ack=pb.Ack(length=length))
+
+    def _copy(self, prompt: Sequence[int], params: SamplingParams) -> TextCopy:
+        return TextCopy(prompt, params, self._description.vocabulary, self.traffic)
+
+    def _open_call(self) -> Call | None:
+        call = self._call
+        return call if call is not None and call.failure is None else None
+
+    def _check_opening(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        """Raise InvalidRequest, before anything is sent, if the prompt is too long or the target
+        does not support a sampling parameter.
+        """
+        if params.needs_rule and not self._description.rules:
+            raise InvalidRequest(
+                "the target supports no grammar, penalties or biases, and reports no "
+                "log-probabilities: it needs this version of Outrider, and compiled graphs need "
+                "`outrider compile --masks`"
+            )
+        translate.check_prompt(len(prompt), params, self._description.sequence_length)

@@ -11,7 +11,7 @@ import uuid
 import weakref
 
 from grpc_comm import translate
-from grpc_comm.client.call import Channel
+from grpc_comm.client.channel import Channel
 from grpc_comm.client.patience import Patience
 from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.client.replicas import Replicas

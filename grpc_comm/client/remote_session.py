@@ -16,13 +16,12 @@ from dataclasses import replace
 from typing import Any
 
 from grpc_comm import messages, translate
-from grpc_comm.client.call import Call, Channel
+from grpc_comm.client.call import Call, WireSession
+from grpc_comm.client.channel import Channel
 from grpc_comm.client.patience import Patience, ProgressClock
 from grpc_comm.client.replicas import Replicas
-from grpc_comm.client.wire_session import WireSession
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.sampling_fields import PROTOCOL_VERSION
-from grpc_comm.translate import Description, SessionTerms
+from grpc_comm.translate import PROTOCOL_VERSION, Description, SessionTerms
 from inference.errors import Busy, Gone, Mismatch, OutriderError, Unavailable
 from inference.order import Decode, End, Progress
 from inference.proposer import Nodes
@@ -192,7 +191,6 @@ class RemoteSession(WireSession):
             self._start_search(self._leaving_error(call), call)
 
     def on_end(self, call: Call, failure: OutriderError) -> None:
-        """Handle the end of a call, on the reader thread."""
         with self._changed:
             if call is self._call and self._search is None:  # not an attempt to reconnect
                 self._handle_end(call, failure)
@@ -319,7 +317,6 @@ class RemoteSession(WireSession):
         return translate.write_open(uuid.uuid4().hex, self._description, tokens, params)
 
     def _send_order(self) -> None:
-        """Send the current Decode order."""
         call, order = self._open_call(), self._received.order
         if call is not None and order is not None:
             call.send(decode=messages.write_decode(order))

@@ -16,12 +16,11 @@ import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from grpc_comm.client.call import Channel
+from grpc_comm.client.channel import Channel, WrongSecurity
 from grpc_comm.client.patience import Patience
 from grpc_comm.security import SecurityOptions
 from grpc_comm.translate import Description
 from grpc_comm.transport import DNS, Address, Endpoint
-from grpc_comm.unanswered import WrongSecurity
 from inference.errors import InvalidRequest, Mismatch, OutriderError, Unavailable
 
 HEALTH_SECONDS = 2.0
@@ -170,7 +169,6 @@ class Replicas:
         return description is None or _identity(description) == _identity(self.description)
 
     def _check(self, channel: Channel, description: Description) -> None:
-        """Raise Mismatch unless the description is the target's."""
         check_same(self.description, self.met.address, description, channel.address)
 
     def _meet(self, patience: Patience) -> tuple[Channel, Description]:

@@ -58,8 +58,6 @@ def _listen(metrics: Metrics, address: Address) -> ThreadingHTTPServer:
 
 
 class _Handler(MetricsHandler):
-    """Answers one request."""
-
     served: ClassVar[Metrics]
     timeout = _CALLER_SECONDS
     server_version, sys_version = "outrider", ""

@@ -10,18 +10,76 @@ forward pass with candidates. A request is a session. A running request is a ses
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
-from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from grpc_comm.observability.log import log_event
-from grpc_comm.observability.occupancy import GAUGES, State, count_sessions
 from grpc_comm.translate import Description
 from inference.engine.engine import Engine
+from inference.engine.sessions.session import Session
+from inference.order import End
 from inference.proposer import COLOCATED, COPY, MODEL
+
+
+class State(Enum):
+    """The activity of a session."""
+
+    IN_LINE = "in_line"  # waits for a row
+    PREFILL = "prefill"
+    DECODE = "decode"
+    CREDIT = "credit"  # paused until its client has acknowledged more
+    WAITING = "waiting"  # waits for its client: no Decode, no Go, or the output has ended
+    PARKED = "parked"  # waits for its client, and its row was lent to another session
+    AWAY = "away"  # its stream broke
+
+
+def state_of(session: Session) -> State:
+    """Return the session's current activity, without taking a lock."""
+    if session.wants_row:
+        if session.row is None:
+            return State.IN_LINE
+        return State.PREFILL if session.opening is not None else State.DECODE
+    if session.detached:
+        return State.AWAY
+    if session.row is None:
+        return State.PARKED
+    is_paused = session.order is not None and session.end is End.NOT and session.allowed == 0
+    return State.CREDIT if is_paused else State.WAITING
+
+
+def count_sessions(engine: Engine, state: State) -> int:
+    """Return the number of the engine's sessions in this state, which may change meanwhile."""
+    return sum(state_of(session) is state for session in engine.sessions)
+
+
+def _used_slots(engine: Engine) -> int:
+    sequences = [session.sequence for session in engine.sessions]
+    return sum(sequence.cached for sequence in sequences if sequence is not None)
+
+
+def _used_share(engine: Engine) -> float:
+    return _used_slots(engine) / (engine.model.rows * engine.model.capacity)
+
+
+GAUGES: dict[str, tuple[str, Callable[[Engine], float]]] = {
+    "vllm:num_requests_running": (
+        "Sessions that hold a row.",
+        lambda engine: engine.model.rows - engine.free_rows,
+    ),
+    "vllm:num_requests_waiting": (
+        "Sessions queued for a row.",
+        lambda engine: count_sessions(engine, State.IN_LINE),
+    ),
+    "vllm:kv_cache_usage_perc": ("Share of KV slots that sessions use; 1 is all.", _used_share),
+    "outrider_rows": ("Rows of the KV cache.", lambda engine: engine.model.rows),
+    "outrider_used_slots": ("KV slots that sessions use.", _used_slots),
+    "outrider_cached_tokens": ("Tokens cached in free rows.", lambda engine: engine.cached_tokens),
+}
+"""Gauges of an engine by name: help, and a function that returns the current value."""
+
 
 _SECONDS = tuple(step * 10.0**power for power in range(-4, 3) for step in (1, 2, 5))
 _TOKENS = tuple(step * 10.0**power for power in range(6) for step in (1, 2, 5))
@@ -111,17 +169,6 @@ class Metrics:
             name: Histogram(name, text, labels, buckets=buckets, registry=registry)
             for name, (labels, buckets, text) in HISTOGRAMS.items()
         }
-        self._gauges = {
-            name: Gauge(name, text, BY_MODEL, registry=registry)
-            for name, (text, _) in GAUGES.items()
-        }
-        self._sessions = Gauge(
-            "outrider_sessions", "Open sessions, by state.", [*BY_MODEL, "state"], registry=registry
-        )
-        drains = Gauge(
-            "outrider_draining", "1 when no new sessions are accepted.", registry=registry
-        )
-        drains.set_function(lambda: self._draining)
         self._info = Gauge(
             "outrider_target_info",
             "1; the labels describe the target.",
@@ -153,14 +200,8 @@ class Metrics:
 
     def add_engine(self, engine: Engine, served: Description) -> None:
         """Export the session metrics of an engine, which accepts sessions from now on."""
-        model = served.model
-        self._engines.append((model, engine))
+        self._engines.append((served.model, engine))
         self._info.labels(served.model, served.device, served.dtype, served.server_version).set(1)
-        for name, (_, getter) in GAUGES.items():
-            self._gauges[name].labels(model).set_function(partial(getter, engine))
-        for state in State:
-            sessions = self._sessions.labels(model, state.value)
-            sessions.set_function(partial(count_sessions, engine, state))
 
     def reject(self, code: str, tenant: str = "") -> None:
         """Count and log a call that ended with an error.
@@ -177,13 +218,28 @@ class Metrics:
         log_event("draining")
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the current trust in each proposer."""
+        """Yield what is read when metrics are scraped: gauges, sessions, and trust in proposers."""
+        engines = list(self._engines)
+        yield GaugeMetricFamily(
+            "outrider_draining", "1 when no new sessions are accepted.", value=int(self._draining)
+        )
+        for name, (text, value_of) in GAUGES.items():
+            gauge = GaugeMetricFamily(name, text, labels=BY_MODEL)
+            for model, engine in engines:
+                gauge.add_metric([model], value_of(engine))
+            yield gauge
+        states = [*BY_MODEL, "state"]
+        sessions = GaugeMetricFamily("outrider_sessions", "Open sessions, by state.", labels=states)
+        for model, engine in engines:
+            for state in State:
+                sessions.add_metric([model, state.value], count_sessions(engine, state))
+        yield sessions
         trust = GaugeMetricFamily(
             "outrider_calibration_factor",
             "Factor on the chances that a key's proposers claim, by the least depth.",
             labels=[*BY_MODEL, "key", "proposer", "depth"],
         )
-        for model, engine in list(self._engines):
+        for model, engine in engines:
             for key, calibration in engine.calibrations.items():
                 for (kind, depth), factor in calibration.factors.items():
                     trust.add_metric([model, key, _PROPOSERS[kind], str(depth)], factor)

@@ -18,7 +18,7 @@ from grpc_comm.proto import verifier_pb2_grpc
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server.guard import CallGuard, read_keys
 from grpc_comm.server.sender import is_hung
-from grpc_comm.server.service import TargetService
+from grpc_comm.server.server import TargetService
 from grpc_comm.server.state import ServerState, Target
 from grpc_comm.server.tasks import cancel, mark_retrieved
 from grpc_comm.transport import Address
@@ -136,8 +136,6 @@ async def _read(messages: AsyncIterator[pb.ClientMessage], parse: Any) -> AsyncI
 
 
 class _Details(NamedTuple):
-    """The details of a call that interceptors read."""
-
     method: str
     invocation_metadata: Iterable[tuple[str, str]]
 

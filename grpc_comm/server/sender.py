@@ -99,7 +99,6 @@ class Sender:
         self.drained = self.drained or progress.end is End.DRAINED
 
     def _end_or_pause(self, progress: Progress) -> End:
-        """Return why the session has ended, or why it is paused."""
         session = self._session
         if progress.end is not End.NOT or session.order is None or session.opening is not None:
             return progress.end

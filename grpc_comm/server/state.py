@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from grpc_comm.keys import Key, Keys
@@ -12,13 +14,103 @@ from grpc_comm.observability.metrics import Metrics
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.security import PLAINTEXT, SecurityOptions
 from grpc_comm.server.model_registry import Catalogue, Served
-from grpc_comm.server.rate_limit import NODES_PER_SECOND, Allowance
-from grpc_comm.server.rule_turns import RuleTurns
 from grpc_comm.server.session_table import LEASE_SECONDS, SessionTable
+from grpc_comm.server.tasks import mark_retrieved
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address
 from inference.engine.engine import Engine
-from inference.errors import Unavailable
+from inference.errors import Busy, Unavailable
+from inference.token_rule import TokenRule
+
+NODES_PER_SECOND, BYTES_PER_SECOND, MESSAGES_PER_SECOND = 8_000, 2**18, 1_000
+"""Limits per second and session of a key. A fast draft sends about 2,000 nodes per second."""
+
+BURST_SECONDS = 1.0
+"""Burst size: unused rate accumulates for up to this many seconds."""
+
+
+class Allowance:
+    """The token bucket of one key, shared by all streams of the key. Used on the event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._at, self._owed = clock, clock(), 0.0
+
+    def charge(self, nodes: float, size: int, share: float) -> float:
+        """Return the seconds by which a message with `nodes` nodes and `size` bytes is too early.
+
+        The message is charged only if the result is 0.
+
+        share: the key's rate, as a multiple of the rate of one session
+        """
+        now = self._clock()
+        self._owed = max(self._owed - (now - self._at) * share, 0.0)
+        self._at = now
+        cost = max(nodes / NODES_PER_SECOND, size / BYTES_PER_SECOND, 1 / MESSAGES_PER_SECOND)
+        early = self._owed + cost - BURST_SECONDS * max(share, cost)
+        if early > 0:
+            return early / share
+        self._owed += cost
+        return 0.0
+
+
+MakeRule = Callable[[], TokenRule | None]
+
+CHECKS = 4
+"""Maximum grammars checked concurrently, each of a different key."""
+
+MAKERS = 32
+"""Maximum rules built concurrently. Building is quick unless the grammar is large."""
+
+RETRY_SECONDS = 1.0
+
+
+class RuleTurns:
+    """Checks new grammars, one at a time for each key, and builds rules. Used on the event loop.
+
+    Only grammars that were never checked wait for their key's turn. So a key that keeps sending new
+    grammars occupies one thread, and delays neither checked grammars nor penalties and biases.
+    """
+
+    def __init__(self) -> None:
+        self._checks = ThreadPoolExecutor(CHECKS, "grammar")
+        self._makers = ThreadPoolExecutor(MAKERS, "rule")
+        self._turns = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by name of key
+        self._waiting = Counter[str]()
+
+    async def check(self, key: Key, check: Callable[[], None], limit: int) -> None:
+        """Check a grammar once it is this key's turn.
+
+        limit: maximum grammars of one key that wait or are being checked
+
+        Raises Busy if the limit is reached, and any error of `check`.
+        """
+        waiting = self._waiting[key.name]
+        if waiting >= limit:
+            raise Busy(
+                f"{waiting} new grammars of this key wait to be checked: try again later",
+                RETRY_SECONDS,
+            )
+        self._waiting[key.name] += 1
+        try:
+            await self._in_turn(self._turns[key.name], check)
+        finally:
+            self._waiting[key.name] -= 1
+
+    async def make(self, make: MakeRule) -> TokenRule | None:
+        """Return the rule that `make` returns, on another thread. Raises any error of `make`."""
+        return await asyncio.get_running_loop().run_in_executor(self._makers, make)
+
+    async def _in_turn(self, turn: asyncio.Lock, check: Callable[[], None]) -> None:
+        await turn.acquire()
+        checking = asyncio.get_running_loop().run_in_executor(self._checks, check)
+        checking.add_done_callback(lambda _: turn.release())
+        checking.add_done_callback(mark_retrieved)
+        await asyncio.shield(checking)  # the turn lasts even if the caller is cancelled
+
+    def close(self) -> None:
+        """Stop checking grammars and building rules."""
+        for threads in (self._checks, self._makers):
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True)
@@ -74,7 +166,6 @@ class ServerState:
         await asyncio.to_thread(self.catalogue.stop)
 
     async def _expire(self) -> None:
-        """End sessions whose lease has expired, even while there are no calls."""
         while True:
             await asyncio.sleep(self.sessions.lease_seconds / 4)
             self.sessions.expire()

@@ -7,19 +7,19 @@ target's messages (sender.py); neither waits for the other.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
 import grpc.aio
+from prometheus_client import Counter
 
-from grpc_comm import messages, sampling_fields, translate
+from grpc_comm import messages, translate
 from grpc_comm.keys import Grant, Key
 from grpc_comm.observability.metrics import Ending
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server import sender
-from grpc_comm.server.inbox import BREAK_SECONDS, Inbox
 from grpc_comm.server.sender import Send, Sender
 from grpc_comm.server.session_table import SessionRecord
 from grpc_comm.server.state import ServerState
@@ -32,6 +32,40 @@ from inference.sampling import SamplingParams
 from inference.token_rule import TokenRule
 from inference.tree.candidates import ProposalStream
 
+BREAK_SECONDS = 0.1
+"""Maximum seconds between the end of a broken call's messages and gRPC's cancellation."""
+
+
+class Inbox:
+    """A client's messages, read one at a time. gRPC makes the sender wait while none is read."""
+
+    def __init__(self, requests: AsyncIterator[pb.ClientMessage], received: Counter) -> None:
+        """received: counts the received bytes"""
+        self._requests, self._received = requests, received
+        self._loop = asyncio.get_running_loop()
+        self._waiting_since: float | None = None
+
+    async def take(self) -> pb.ClientMessage | None:
+        """Return the next message; None after the client's last message.
+
+        Raises InvalidRequest for a message that CallGuard refuses.
+        """
+        self._waiting_since = self._loop.time()
+        message = await anext(self._requests, None)
+        self._waiting_since = None
+        if message is not None:
+            self._received.inc(message.ByteSize())
+        return message
+
+    async def silence(self, seconds: float) -> None:
+        """Wait until no message has arrived for this many seconds, then raise Gone."""
+        while True:
+            since, now = self._waiting_since, self._loop.time()
+            if since is not None and now - since >= seconds:
+                raise Gone(f"no message for {seconds:g} s: the client counts as disconnected")
+            await asyncio.sleep(seconds - (now - since) if since is not None else seconds)
+
+
 T = TypeVar("T")
 
 _NOTHING_NEW = Opened()
@@ -40,9 +74,16 @@ _NOTHING_NEW = Opened()
 class Stream:
     """Reads a client's messages, while its Sender writes the target's messages."""
 
-    def __init__(self, state: ServerState, grant: Grant, inbox: Inbox, write: Send) -> None:
+    def __init__(
+        self,
+        state: ServerState,
+        grant: Grant,
+        requests: AsyncIterator[pb.ClientMessage],
+        write: Send,
+    ) -> None:
         self._grant, self._applied = grant, grant.key
-        self._state, self._inbox, self._write = state, inbox, write
+        self._state, self._write = state, write
+        self._inbox = Inbox(requests, state.metrics.bytes_up)
         self._sessions, self._dropped = state.sessions, state.metrics.dropped
         self._record: SessionRecord | None = None
         self._sender: Sender | None = None
@@ -84,11 +125,11 @@ class Stream:
     # The two ways to begin a session: Open and Resume.
 
     async def _open(self, request: pb.Open) -> tuple[SessionRecord, Future[Opened]]:
-        params, prompt = sampling_fields.read_params(request), list(request.prompt)
+        params, prompt = translate.read_params(request), list(request.prompt)
         model = await self._state.catalogue.model(request.model)
         description = self._state.limited(model.description, self.key)
         translate.check_fingerprints(request, description)
-        _check_prompt(len(prompt), params, description.sequence_length)  # the cheapest check first
+        translate.check_prompt(len(prompt), params, description.sequence_length)  # cheapest first
         engine, rule = model.engine, None
         if params.adjusts:
             make = self._rule(engine, prompt, params)
@@ -130,7 +171,7 @@ class Stream:
         return await working
 
     def _resume(self, request: pb.Resume) -> SessionRecord:
-        sampling_fields.check_protocol(request.protocol_version)
+        translate.check_protocol(request.protocol_version)
         record = self._sessions.resume(
             request.session_id, request.resume_key, request.epoch, self.key.name
         )
@@ -149,7 +190,9 @@ class Stream:
         try:
             _check_length(length, record)
             record.engine.acknowledge(record.session, length)
-            writer = self._start(record, length)
+            self._record, stream = record, record.stream
+            writer = Sender(record.engine, record.session, stream, length, self._send)
+            self._sender = writer
 
             async def speak() -> None:
                 nonlocal resumable
@@ -162,7 +205,7 @@ class Stream:
                 resumable = True
                 await writer.run(self._opened(record, opened))
 
-            reading = self._read(record, record.stream)
+            reading = self._read(record, stream)
             await _first_of(reading, speak(), _until_superseded(record.superseded))
             ending = Ending.DRAINED if writer.drained else Ending.CLOSED
         except (asyncio.CancelledError, Gone):  # the call broke, or the client has gone
@@ -182,12 +225,6 @@ class Stream:
             else:
                 self._sessions.end(record, ending)
 
-    def _start(self, record: SessionRecord, length: int) -> Sender:
-        self._record = record
-        engine, session = record.engine, record.session
-        self._sender = Sender(engine, session, record.stream, length, self._send)
-        return self._sender
-
     def _opened(self, record: SessionRecord, opened: Opened) -> SessionTerms:
         session, length = record.session, record.session.length
         if opened is not _NOTHING_NEW:
@@ -205,7 +242,6 @@ class Stream:
     # The following methods read the client's messages.
 
     async def _read(self, record: SessionRecord, stream: ProposalStream) -> None:
-        """Read and apply the client's messages until the last one."""
         while (message := await self._inbox.take()) is not None:
             if message.HasField("close"):
                 return
@@ -276,17 +312,6 @@ class Stream:
             raise failure
         if failure is not None or not writing.done():
             raise Gone("the client has gone, or does not read") from failure
-
-
-def _check_prompt(length: int, params: SamplingParams, sequence_length: int) -> None:
-    """Raise LimitExceeded if a prompt leaves no room for output, or for its log-probabilities."""
-    translate.check_prompt_length(length, sequence_length)
-    limit = translate.max_scored_tokens(params.logprobs or 0)
-    if params.prompt_logprobs and length > limit:
-        raise LimitExceeded(
-            f"log-probabilities of a prompt of {length} tokens: with {params.logprobs} "
-            f"alternatives at each, the limit is {limit} tokens"
-        )
 
 
 def _check_length(length: int, record: SessionRecord) -> None:

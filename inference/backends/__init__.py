@@ -45,6 +45,11 @@ class Segment(NamedTuple):
     rule: Callable[[], Adjustment] | None = None
     scoring: Scoring | None = None
 
+    @property
+    def masked(self) -> bool:
+        """Whether it has a rule or a scoring, which only some models support."""
+        return self.rule is not None or self.scoring is not None
+
 
 class LogProbs(NamedTuple):
     """Log-probabilities at p nodes: of one token, and of the k most likely tokens, best first."""

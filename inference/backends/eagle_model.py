@@ -1,20 +1,17 @@
-"""An EAGLE-3 head as a Model.
+"""An EAGLE-3 head as a Model, which drafts in its target's process from the target's features.
 
-A node is computed from the target's feature of the preceding token if this feature is known,
-otherwise from the head's output for the parent. Once the feature is known, the row's next forward
-pass computes the node again. Segments contain the known features (`KnownFeatures`).
-
-The first token of a sequence has no preceding feature, so no node sees it. A head without
-embeddings uses the target's embeddings; for a compiled target, they are read from its artefact.
+A node is computed from the target's feature of the preceding token if it is known, otherwise from
+the head's output for the parent; then it is computed again once the feature is known. The first
+token of a sequence has no preceding feature, so no node sees it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -22,17 +19,90 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from torch import Tensor
 
-from inference.backends import Chosen, Ranked, Segment
+from inference.backends import Chosen, Model, Ranked, Segment
 from inference.backends.batch import BatchShape, check_rows, pad
-from inference.backends.choices import rank_at
+from inference.backends.eager import rank_at
 from inference.backends.graphs.compiled import WEIGHTS
-from inference.backends.sequence import FREE
+from inference.backends.sequence import FREE, ModelSequence, TargetText
+from inference.backends.wrappers import TimedModel
 from inference.errors import BadArtifact
 from inference.files.artifact import Manifest
 from inference.model.cache import empty_cache, write_slots, write_states
 from inference.model.checkpoints.config import parse_config
 from inference.model.eagle_head import EagleHead
-from inference.tree.token_tree import IntArray
+from inference.sampling import SamplingParams
+from inference.tree.token_tree import IntArray, TokenTree, TreeNodes
+
+
+@runtime_checkable
+class FeatureModel(Model, Protocol):
+    """A target that can store features for heads: the inputs of some layers."""
+
+    def keep_features(self, layers: Sequence[int]) -> None:
+        """From now on, store the inputs of these layers (ascending) for each node. A layer number
+        equal to the number of layers means the last layer's output.
+        """
+        ...
+
+    def features(self, row: int, slots: IntArray) -> Tensor:
+        """Return the features [n, layers * hidden] of the nodes in slots [n] of a row."""
+        ...
+
+
+def feature_model(model: Model) -> FeatureModel | None:
+    """Return the model, or the real model of an emulation, if it can store features; else None."""
+    real = model.real if isinstance(model, TimedModel) else model
+    return real if isinstance(real, FeatureModel) else None
+
+
+class KnownFeatures(NamedTuple):
+    """The target's features for a head's segment.
+
+    tokens: number of leading tokens of the sequence whose features are known
+    at: returns the features [n, layers * hidden] at known positions [n]
+    """
+
+    tokens: int
+    at: Callable[[IntArray], Tensor]
+
+
+class FeatureSequence(ModelSequence):
+    """A ModelSequence of a head, whose segments contain KnownFeatures.
+
+    The target stores features by slot, so cached prefixes and copied rows also have features. The
+    features of all tokens in the target's row are known.
+
+    beside: returns the session's current row in the target
+    """
+
+    def __init__(
+        self,
+        target: FeatureModel,
+        model: Model,
+        row: int,
+        beside: TargetText | None,
+        params: SamplingParams,
+    ) -> None:
+        assert beside is not None, "a head drafts beside its target"
+        super().__init__(model, row, params)
+        self._target, self._beside = target, beside
+
+    def prepare_chunk(self, chain: TokenTree) -> Segment:
+        return self._with_features(super().prepare_chunk(chain), self.cached + len(chain))
+
+    def prepare_nodes(self, tree: TreeNodes, nodes: Sequence[int]) -> Segment:
+        segment = super().prepare_nodes(tree, nodes)  # may prefill pending tokens
+        return self._with_features(segment, self.cached)
+
+    def _with_features(self, segment: Segment, below: int) -> Segment:
+        """Return the segment with the known features at positions below `below`."""
+        count = int(self._beside().slots.committed.sum())
+        return segment._replace(beside=KnownFeatures(min(count, below), self._features_at))
+
+    def _features_at(self, positions: IntArray) -> Tensor:
+        """Return the features [n, layers * hidden] at known positions [n]."""
+        row, slots = self._beside()
+        return self._target.features(row, slots.at(positions))
 
 
 class _Wave(NamedTuple):

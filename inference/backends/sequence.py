@@ -1,13 +1,9 @@
 """A sequence on a row of a model: its committed tokens, their KV slots, and attention masks.
 
-Keys are stored with their rotary position applied, so any slot can hold any position. Accepting a
-node commits its slot, rejecting a node frees its slot, and keys never move. New nodes take the
-lowest free slots, so few unused slots are read.
-
-The KV cache contains all committed tokens except the last, which is the root of the next tree. A
-node's position is the number of cached tokens plus the node's depth, and the token chosen at the
-node has the next position. Committed tokens without keys (such as an accepted, unexpanded leaf)
-are *pending*: the next forward pass computes them as a chain above the root.
+Keys are stored with their rotary position applied, so any slot can hold any position, and keys
+never move. The cache contains all committed tokens but the last, the root of the next tree.
+Committed tokens without keys (such as an accepted, unexpanded leaf) are *pending*: the next forward
+pass computes them as a chain above the root.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""A substitute of a target: a draft made of the target's layers with 4-bit weights (SubSpec,
-arXiv 2509.18344). It needs no training, and agrees with the target far more often than a smaller
-model does.
-
-In the target's process, the substitute shares embeddings, final norm and head, and reads the
-target's KV cache (but never writes it), so prompts are computed once and committed keys stored
-once. In another process, it is a separate copy with a 4-bit head.
+"""A substitute of a target: a draft made of the target's layers with 4-bit weights (SubSpec, arXiv
+2509.18344). It needs no training, and agrees with the target far more often than a smaller model
+does.
 """
 
 from __future__ import annotations

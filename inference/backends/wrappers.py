@@ -20,8 +20,6 @@ EMULATED = "emulated "
 
 
 class _QueuedCall:
-    """A call of rank() that waits in the queue."""
-
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.segments = segments
         self.answers: Sequence[Ranked | Exception] | None = None

@@ -1,8 +1,6 @@
-"""Measures this machine's energy by the counters of NVIDIA boards, CPU packages (RAPL), Apple and
-Neuron devices.
-
-A counter that cannot be read is reported as unavailable with the reason, never as 0. Readers
-measure whole devices, not processes. The Neuron and Apple readers have not yet run on hardware.
+"""Measures the energy of this machine's whole devices by the counters of NVIDIA boards, CPU
+packages (RAPL), Apple and Neuron devices. What cannot be read is unavailable with the reason, never
+0. The Neuron and Apple readers have not yet run on hardware.
 """
 
 from __future__ import annotations

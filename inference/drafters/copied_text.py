@@ -1,9 +1,7 @@
 """Prompt lookup: proposes the tokens that followed the same context earlier in prompt or output.
 
-A suffix automaton of the tokens finds them. It is the smallest automaton that accepts every suffix
-(Blumer et al., 1985). Each state represents a set of substrings that end at the same positions. So
-for a context of any length it knows which tokens followed, and how often. Appending a token takes
-amortized constant time. Pure.
+A suffix automaton (Blumer et al., 1985) knows for a context of any length which tokens followed,
+and how often. Appending a token takes amortized constant time. Pure.
 """
 
 from __future__ import annotations

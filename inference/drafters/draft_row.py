@@ -213,5 +213,4 @@ class DraftRow:
 
 
 def _places(nodes: Sequence[Mark]) -> list[int]:
-    """Return the places of these nodes, by which a sequence identifies them."""
     return [node & PLACE for node in nodes]

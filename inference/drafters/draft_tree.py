@@ -1,8 +1,5 @@
 """The draft's candidates after the committed tokens, ordered by value: the probability that the
-target reaches them.
-
-Proposed children become nodes once they are valuable enough. A node is sent once, together with its
-unsent ancestors, if its value is above the floor. Pure: no model, no clock, no network.
+target reaches them. Pure: no model, no clock, no network.
 """
 
 from __future__ import annotations

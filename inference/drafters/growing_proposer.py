@@ -290,7 +290,6 @@ class GrowingProposer:
     # --- prices
 
     def _read_prices(self) -> None:
-        """Update the prices, which change slowly."""
         self._floor = self.prices.min_value()
 
     def _account(self, tokens: int, now: float) -> None:

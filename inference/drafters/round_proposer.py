@@ -1,10 +1,5 @@
 """A proposer for synchronous rounds: it grows a tree from each committed root by a fixed policy.
-
-The policy decides which nodes the draft ranks next, and which nodes are sent. It calls `rank` to
-get the most likely children of nodes with their scores, and adds children to the tree, each with
-its value: the probability that the target reaches this child.
-
-The tree is complete when work() returns None. The loop then sends it and requests a forward pass.
+The tree is complete when work() returns None; then the loop requests a forward pass.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """The steps of an engine: each runs a forward pass and finishes the previous one.
 
-Whenever the model is free it runs a forward pass. Every decoding session takes part with its root
-and its best candidates.
-
 The device idles between two forward passes, so the engine does only what the next pass needs then.
 Calibration, events and readers run while the next pass computes.
 """
@@ -144,7 +141,6 @@ class BatchRunner:
         return deferred if items or received or failed else None
 
     def _receive(self, now: float) -> list[Callback]:
-        """Handle closed sessions, waiting sessions, and prefilled prompts."""
         admission = self._admission
         with admission.lock:
             calls = admission.remove_closed()
@@ -255,7 +251,6 @@ class BatchRunner:
             listener(event)
 
     def _ready_sets(self) -> ReadySets:
-        """Return the sessions on rows that are ready, by kind of forward pass."""
         filling, decoding = list[Session](), list[Session]()
         for session in self._admission.on_rows:
             if session.missing:

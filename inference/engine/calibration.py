@@ -1,8 +1,5 @@
-"""Corrects the probabilities that proposers claim, by how many candidates the target accepted.
-
-A client claims a probability for each candidate, and the claims decide each session's share of a
-forward pass. So a claim is corrected by past claims of the same tenant, kind of proposer and tree
-level. Pure.
+"""Corrects the probabilities that proposers claim, which decide each session's share of a forward
+pass, by how many candidates of the tenant the target accepted. Pure.
 """
 
 from __future__ import annotations

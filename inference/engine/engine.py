@@ -1,9 +1,7 @@
 """The engine: many sessions on one target, with chunked prefill and continuous batching.
 
-Clients may open, steer, read and close sessions from any thread. A session's failure or end does
-not affect other sessions.
-
-The engine's lock is the innermost: its holder takes no other lock. Callbacks run after its release.
+Clients call it from any thread. A session's failure or end does not affect other sessions. The
+engine's lock is the innermost: its holder takes no other lock. Callbacks run after its release.
 """
 
 from __future__ import annotations

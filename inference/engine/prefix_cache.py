@@ -1,8 +1,7 @@
 """The rows of a target's KV cache, and the prefix cache in the rows that no session holds.
 
-A released row keeps its keys, and a later session that begins with the same tokens reuses them. If
-a session still holds the row, its prefix is copied, provided that the model can copy rows. Only
-rows of the same sharing group are reused.
+A later session of the same sharing group that begins with the same tokens reuses a row's keys, or
+copies them if a session still holds the row.
 """
 
 from __future__ import annotations

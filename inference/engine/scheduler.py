@@ -1,8 +1,7 @@
 """The scheduler decides which kind of forward pass comes next, for which sessions, and how wide.
 
 A forward pass computes a rectangle, rows times the nodes of the largest tree, padded to a bucket.
-Candidates are ordered by value, and every prefix of that order is a tree. The width is chosen to
-maximise tokens per second, as long as each session keeps its root-only rate.
+The width is chosen to maximise tokens per second, as long as each session keeps its root-only rate.
 """
 
 from __future__ import annotations

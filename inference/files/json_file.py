@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -192,14 +192,14 @@ def deeper(value: Any, levels: int) -> bool:
     layer: list[Any] = [value]
     for _ in range(levels + 1):
         inner = [value for outer in layer for value in _children(outer)]
-        layer = [value for value in inner if isinstance(value, list | dict)]
+        layer = [value for value in inner if isinstance(value, list | Mapping)]
         if not layer:
             return False
     return True
 
 
 def _children(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return value.values()
     return value if isinstance(value, list) else ()
 
@@ -214,9 +214,6 @@ def _encodes(text: str) -> bool:
 
 def _spelt(name: str) -> str:
     return name if name.isidentifier() else shown(name)
-
-
-T = TypeVar("T")
 
 
 def _without_nul(text: str) -> str:

@@ -1,11 +1,7 @@
 """The client's decoding loop: passes on committed tokens, while proposers run ahead of the target.
 
-Neither side waits. The target streams the tokens that it commits. The loop passes them on at once,
-and proposers get them before their next call (inference/loop/draft_thread.py). With pace WAIT, the
-target runs a forward pass only after the proposers have finished: a synchronous round.
-
-The loop does not depend on tokenizers, networks or devices. It runs on the caller's thread, and the
-caller stops the loop by closing it.
+Neither side waits, except with pace WAIT: then the target runs a forward pass only after the
+proposers have finished. The loop runs on the caller's thread, who stops it by closing it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Drafting during decoding: proposers get committed tokens, run the draft and send candidates.
-
-The loop (inference/loop/decode.py) passes on tokens and waits for no proposer. A Drafter decides
-where proposers work: on a separate thread, or on the loop's thread while no tokens arrive.
+"""Drafting during decoding: proposers get committed tokens, run the draft and send candidates, on a
+separate thread, or on the loop's thread while no tokens arrive.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Limits drafting if draft and target share a machine, and so slow each other down.
-
-The promised speed is relative to the target without the draft. So forward passes are timed without
-the draft now and then, and the draft works while outputs lose little against them. Reads no clock.
+"""Limits drafting if draft and target share a machine, and so slow each other down. Forward passes
+are timed without the draft now and then, and the draft works while outputs lose little against
+them. Reads no clock.
 """
 
 from __future__ import annotations

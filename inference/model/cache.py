@@ -1,4 +1,4 @@
-"""KV caches: for each layer a tensor of keys and a tensor of values.
+"""KV caches: for each layer a tensor of keys and a tensor of values. Features are stored like keys.
 
 A layer's cache is [rows, slots, width], where width is key-value heads x head dimension. So a node
 writes contiguous memory, and a row is read from contiguous memory.
@@ -6,13 +6,14 @@ writes contiguous memory, and a row is read from contiguous memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from inference.model.checkpoints.config import ModelConfig
+from inference.tree.token_tree import IntArray
 
 
 class KeysValues(NamedTuple):
@@ -140,3 +141,53 @@ class CachedGraph(nn.Module):
         junk = torch.full_like(rows[:, None], cache.keys[0].shape[1] - 1)
         firsts = KeysValues.of(read_rows(tensor, rows, 1) for tensor in cache.tensors)
         self.write(rows, junk, firsts, which)
+
+
+class FeatureForm(NamedTuple):
+    """The form of features: inputs of these layers (ascending), `hidden` numbers each.
+
+    A layer number equal to the number of layers means the last layer's output.
+    """
+
+    layers: tuple[int, ...]
+    hidden: int
+
+
+NOTHING = FeatureForm((), 0)
+"""The form of a model that returns no features."""
+
+
+class FeatureStore:
+    """A store of features by row and slot, initially zero.
+
+    layers: layers to store, ascending
+    returned: form of the features passed to write(), which includes these layers
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        returned: FeatureForm,
+        rows: int,
+        slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.layers, self._returned = tuple(layers), returned
+        width = len(layers) * returned.hidden
+        self._held = torch.zeros((rows, slots, width), dtype=dtype, device=device)
+
+    def read(self, row: int, slots: IntArray) -> Tensor:  # [n, layers * hidden]
+        return self._held[row, torch.from_numpy(slots).to(self._held.device, torch.int64)]
+
+    def write(self, rows: Tensor, slots: Tensor, features: Tensor) -> None:
+        """Write features [B, T, returned layers * hidden] at rows [B] and slots [B, T]."""
+        returned, hidden = self._returned
+        if self.layers != returned:
+            places = [returned.index(layer) for layer in self.layers]
+            features = features.reshape(*features.shape[:2], -1, hidden)[:, :, places].flatten(2)
+        write_states(self._held, rows, slots, features)
+
+    def copy(self, source: int, target: int, slots: int) -> None:
+        """Copy the features of the first slots of row `source` to row `target`."""
+        copy_states(self._held, source, target, slots)

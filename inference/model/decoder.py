@@ -1,8 +1,7 @@
 """The Llama-family transformer: a static-shape forward pass for prefill, decoding and verification.
 
-It reads the KV caches and returns the new keys and values for the caller to write. Modules and
-parameters have the names of Hugging Face checkpoints, so no mapping is needed. Masks, not lengths,
-define what a node sees.
+It returns the new keys and values for the caller to write. Modules and parameters have the names of
+Hugging Face checkpoints. Masks, not lengths, define what a node sees.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Layer offload: a decoder with the weights of its layers in host memory or the checkpoint's files.
-
-Device memory has buffers for two layers: one computes while the other receives the next layer's
-weights. Results are bit-identical to those of the decoder without offload.
+One of two buffers computes while the other receives the next layer's weights. Results are
+bit-identical to those of the decoder without offload.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -40,38 +39,29 @@ Fetch = Callable[[int, Layer], None]
 """fetch(index, into): copy the weights of layer `index` into the parameters of `into`."""
 
 
-class Copies(Protocol):
-    """Copies data to the device while it computes, one copy at a time."""
-
-    def start(self, copy: Callable[[], None]) -> None:
-        """Start a copy, after work that may still read the destination."""
-        ...
-
-    def finish(self) -> None:
-        """Let later work wait for the last copy. Raises the copy's error, if any."""
-        ...
-
-
-class ThreadCopies:
-    """Copies on a separate thread, for the CPU."""
+class Copies:
+    """Copies data on a separate thread while the device computes, one copy at a time."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "layer-offload")
         self._started: Future[None] | None = None
 
     def start(self, copy: Callable[[], None]) -> None:
+        """Start a copy, after work that may still read the destination."""
         self._started = self._thread.submit(copy)
 
     def finish(self) -> None:
+        """Let later work wait for the last copy. Raises the copy's error, if any."""
         assert self._started is not None
         self._started.result()
 
 
-class StreamCopies:
+class StreamCopies(Copies):
     """Copies on a separate thread and CUDA stream. Not yet run on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._copies = device, ThreadCopies()
+        super().__init__()
+        self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def start(self, copy: Callable[[], None]) -> None:
@@ -83,10 +73,10 @@ class StreamCopies:
                 self._stream.wait_event(computed)
                 copy()
 
-        self._copies.start(on_stream)
+        super().start(on_stream)
 
     def finish(self) -> None:
-        self._copies.finish()
+        super().finish()
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
@@ -199,14 +189,13 @@ def load_offloaded(
         assign(decoder, name, tensor.to(device=device, dtype=dtype))
     files = LayerFiles(directory, config)
     fetch = files if offload == "disk" else HostLayers(files, config.layers, dtype)
-    copies = StreamCopies(device) if device.type == "cuda" else ThreadCopies()
+    copies = StreamCopies(device) if device.type == "cuda" else Copies()
     buffers = _buffer(config, dtype, device), _buffer(config, dtype, device)
     decoder.model.layers = OffloadedLayers(buffers, config.layers, fetch, copies)
     return decoder.to(device).eval()
 
 
 def _buffer(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Layer:
-    """Return a layer with uninitialised parameters."""
     with torch.device("meta"):
         layer = Layer(config, layers_on(device))
     return layer.to(dtype).to_empty(device=device).requires_grad_(False)

@@ -1,9 +1,7 @@
-"""Decoder weights with 8 or 4 bits, multiplied by torch's own kernels.
+"""Weights of drafts with 8 or 4 bits, multiplied by torch's own kernels. Not yet run on a GPU.
 
 int8 also rounds states, with a scale for each node, so that a node's result does not depend on its
-neighbours in a batch. int4 rounds only weights, in groups of inputs. Norms, embeddings and the
-cache are unchanged. This is for drafts, as the output differs from the checkpoint's. Not yet run on
-a GPU.
+neighbours in a batch. int4 rounds only weights, in groups of inputs.
 """
 
 from __future__ import annotations
@@ -240,7 +238,6 @@ def _multiply_wide(states: Tensor, levels: Tensor) -> Tensor:
 
 
 def _scales(x: Tensor) -> Tensor:  # [..., inputs] -> [..., 1] float32
-    """Return the scale of each node."""
     return x.abs().amax(-1, keepdim=True).float().clamp(min=_TINY) / _LEVELS
 
 

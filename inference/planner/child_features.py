@@ -1,7 +1,6 @@
-"""Features of a node's children, for each source: a draft's ranks, copied text, or both.
-
-A logistic model (Law in inference/planner/acceptance.py) takes a row of features for each child, in
-the order in which the source proposes them. Pure.
+"""Features of a node's children, for each source: a draft's ranks, copied text, or both. A Law
+(inference/planner/acceptance.py) takes a row of features for each child, in the source's order.
+Pure.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Measures how long a model's calls take on this machine, and records it in a Times.
-
-Calls change no sequence and prefill nothing. They read the first CONTEXT tokens cached in a row or,
-before any request, whatever the first CONTEXT slots hold. They write to slots after all used ones;
-the row's next sequence overwrites these before it reads them. All calls are greedy. Not yet run on
+"""Measures how long a model's calls take on this machine, and records it in a Times. Not yet run on
 CUDA or Neuron hardware.
+
+Calls change no sequence and prefill nothing. They read the first CONTEXT tokens cached in a row, or
+whatever its first slots hold, and write to slots after all used ones.
 """
 
 from __future__ import annotations
@@ -134,11 +133,9 @@ class Profiler:
 
     @property
     def _measured(self) -> list[Shape]:
-        """Return the shapes that have samples."""
         return [shape for shape in self._shapes if self.times.samples(*shape)]
 
     def _next(self) -> Shape | None:
-        """Return the next shape that the remaining time allows."""
         longest = min(self.most - self.spent, self.longest)
         return next((shape for shape in self._left if self._slowest(shape) <= longest), None)
 

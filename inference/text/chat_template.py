@@ -1,8 +1,7 @@
 """Renders chat templates, which come with a model and are untrusted, in jinja2's sandbox.
 
-Templates from the user's own files are rendered in this process. A template from a target is
-rendered in a separate process with limits on time and memory, which the sandbox lacks. That process
-is started in advance, so that no chat waits for an interpreter to start.
+A template from a target is rendered in a separate process with limits on time and memory, which the
+sandbox lacks. It is started in advance, so that no chat waits for an interpreter to start.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""Compiles grammars in a separate process, which is killed if compilation takes too long.
+"""Compiles grammars in a separate process, which is killed if compilation takes too long, before
+any other process compiles them: llguidance's compiler cannot be interrupted, and may take hours.
 
-llguidance limits the work of its masks, but not all work of its compiler, which cannot be
-interrupted: multiples of a large number, or many patterns for the same text, can take hours. So a
-grammar is compiled in this process before any other process compiles it.
-
-The process serves many grammars. It reads a JSON string per line, and writes the reason why the
-grammar cannot be compiled, or an empty string.
+The process reads a JSON string per line, and writes the reason why the grammar cannot be compiled,
+or an empty string.
 """
 
 from __future__ import annotations
@@ -79,8 +76,6 @@ def check(grammar: str) -> str | None:
 
 
 class _Checker:
-    """A process that checks one grammar at a time."""
-
     def __init__(self) -> None:
         self._process = subprocess.Popen(  # noqa: S603 (this file, by this Python)
             [sys.executable, "-P", __file__],

@@ -1,7 +1,5 @@
-"""Converts a stream of token ids to text, by the bytes of each token.
-
-The bytes of a character may be spread over several tokens, and a decoder's output for a token
-depends on the tokens before it. So bytes are joined first, and then decoded to characters.
+"""Converts a stream of token ids to text. A character may be spread over several tokens, so their
+bytes are joined first.
 """
 
 from __future__ import annotations

@@ -27,10 +27,10 @@ from inference.text.tokenizer_settings import (
     TokenizerIdentity,
     TokenizerSettings,
     core_hashes,
+    fingerprint,
     has_regex,
     named_templates,
     read_templates,
-    without_defaults,
 )
 
 _NAMED = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
@@ -38,8 +38,6 @@ _NAMED = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "
 
 
 class _Stored(NamedTuple):
-    """A tokenizer as read from its files."""
-
     rules: tokenizers.Tokenizer
     special: Mapping[str, str]  # special tokens by name
     templates: Mapping[str, str]  # chat templates by name
@@ -99,7 +97,7 @@ class Tokenizer:
             self._named,
             self._templates,
         )
-        return _fingerprint(backend, self.ids()), settings
+        return fingerprint(backend, self.ids()), settings
 
     def with_settings(self, settings: TokenizerSettings) -> Tokenizer:
         """Return a copy of this tokenizer with the settings of a target.
@@ -244,29 +242,6 @@ class Tokenizer:
         return TextStream(self._bytes, prompt)
 
 
-def _fingerprint(backend: Mapping[str, Any], ids: Mapping[str, int]) -> str:
-    model = {
-        key: value
-        for key, value in backend["model"].items()
-        if key not in ("vocab", "merges", "dropout")
-    }
-    merges = [
-        " ".join(merge) if isinstance(merge, list) else merge
-        for merge in backend["model"].get("merges") or []
-    ]
-    facts = {
-        "ids": sorted(ids.items()),
-        "special": sorted(
-            (token["id"], token["content"]) for token in backend["added_tokens"] if token["special"]
-        ),
-        "merges": merges,
-        "model": without_defaults(model),
-        "normalizer": without_defaults(backend["normalizer"]),
-        "pre_tokenizer": without_defaults(backend["pre_tokenizer"]),
-    }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
-
-
 def _of_directory(directory: Path) -> _Stored:
     if not (directory / "tokenizer.json").is_file():
         raise UnsupportedModel(
@@ -308,7 +283,6 @@ def _of_gguf(path: Path) -> _Stored:
 
 
 def _made_of_gguf(path: Path) -> _Stored:
-    """Create the tokenizer of a GGUF file with transformers."""
     require("torch", f"{path} without its checkpoint's tokenizer.json beside it", "transformers")
     from transformers import AutoTokenizer
 

@@ -1,8 +1,6 @@
-"""Tokenizer settings: everything but vocabulary and merges that affects encoding and decoding.
-
-A target sends its settings to clients, since the draft's files may differ in the chat template, the
-first token, or an extra token. The vocabulary and merges are megabytes and must be equal anyway, so
-a hash of them is enough.
+"""Tokenizer settings: everything but vocabulary and merges that affects encoding and decoding. A
+target sends them to clients, whose draft's files may differ. The vocabulary must be equal anyway,
+so a hash of it is enough.
 """
 
 from __future__ import annotations
@@ -166,31 +164,48 @@ def core_hashes(backend: Mapping[str, Any]) -> list[str]:
     return [_core_hash(backend, without) for without in (set[str](), added)]
 
 
+def fingerprint(backend: Mapping[str, Any], ids: Mapping[str, int]) -> str:
+    """Return Tokenizer.fingerprint() for the content of a tokenizer.json.
+
+    ids: token -> id
+    """
+    special = sorted(
+        (token["id"], token["content"]) for token in backend["added_tokens"] if token["special"]
+    )
+    return _hash_of(backend, ids=sorted(ids.items()), special=special)
+
+
 def _core_hash(backend: Mapping[str, Any], added: set[str]) -> str:
-    model = dict(backend["model"])
-    vocabulary, merges = model.pop("vocab", None) or (), model.pop("merges", None) or ()
-    model.pop("dropout", None)
+    vocabulary = backend["model"].get("vocab") or ()
     if isinstance(vocabulary, Mapping):
         pieces = sorted((token, piece) for piece, token in vocabulary.items() if piece not in added)
     else:  # a unigram model: pieces with scores, in the order of ids
         pieces = [(at, piece) for at, piece in enumerate(vocabulary) if piece[0] not in added]
-    core = {
-        "pieces": pieces,
+    return _hash_of(backend, pieces=pieces)
+
+
+def _hash_of(backend: Mapping[str, Any], **facts: Any) -> str:
+    """Return a hash of merges, normaliser, pre-tokeniser and model, and of further facts."""
+    model = dict(backend["model"])
+    merges = model.pop("merges", None) or ()
+    for name in ("vocab", "dropout"):
+        model.pop(name, None)
+    facts |= {
         "merges": [" ".join(merge) if isinstance(merge, list) else merge for merge in merges],
-        "model": without_defaults(model),
-        "normalizer": without_defaults(backend["normalizer"]),
-        "pre_tokenizer": without_defaults(backend["pre_tokenizer"]),
+        "model": _without_defaults(model),
+        "normalizer": _without_defaults(backend["normalizer"]),
+        "pre_tokenizer": _without_defaults(backend["pre_tokenizer"]),
     }
-    return hashlib.sha256(json.dumps(core, sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def without_defaults(value: Any) -> Any:
+def _without_defaults(value: Any) -> Any:
     """Return the value without null and false, which only some library versions write."""
     if isinstance(value, dict):
         return {
-            key: without_defaults(item) for key, item in value.items() if item not in (None, False)
+            key: _without_defaults(item) for key, item in value.items() if item not in (None, False)
         }
-    return [without_defaults(item) for item in value] if isinstance(value, list) else value
+    return [_without_defaults(item) for item in value] if isinstance(value, list) else value
 
 
 def has_regex(value: Any) -> bool:

@@ -4,9 +4,6 @@ Proposers append nodes at any time and get no reply. A node's parent is an earli
 stream, or a committed token. A node whose parent was pruned meanwhile is dropped. If a node's token
 was committed meanwhile, the node's number refers to the committed token, so that its children can
 still be added. Pure: no clock, no model, no network.
-
-All sessions together have tens of thousands of candidates. A forward pass's best nodes are selected
-for all sessions at once (inference/engine/selection.py).
 """
 
 from __future__ import annotations

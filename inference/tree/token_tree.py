@@ -1,11 +1,9 @@
 """The token tree, as a forward pass takes it (two arrays, tokens and parents), and its acceptance.
 
-Node 0 is the root, the last committed token. A parent always comes before its children, so mask,
-depths and children are derived in a single loop. Independent of models, caches and networks.
-
-The target chooses a token at every node, and a walk follows these choices down the tree. The output
-is exact for any tree, proposer, policy or network, because the target's choice at a node depends
-only on the tokens before it.
+Node 0 is the root, the last committed token. A parent always comes before its children. The target
+chooses a token at every node, and a walk follows these choices down the tree. The output is exact
+for any tree, proposer, policy or network, because the target's choice at a node depends only on the
+tokens before it.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from threading import Event
 
+from grpc_comm.client.channel import refuses
 from grpc_comm.client.connection import CONNECT_SECONDS, Connection, connect
 from grpc_comm.client.patience import Patience
 from grpc_comm.translate import Description
-from grpc_comm.unanswered import refuses
 from inference.command import say
 from inference.errors import Mismatch, Unavailable
 from inference.files.writing import cache_directory, write_whole

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 
-from grpc_comm.client.call import Channel
+from grpc_comm.client.channel import Channel
 from grpc_comm.security import SecurityOptions
 from inference.command import FAILED, printable
 from inference.errors import OutriderError

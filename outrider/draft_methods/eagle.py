@@ -12,9 +12,14 @@ import torch
 
 from inference.backends import Model, RecordingModel
 from inference.backends.eager import EagerModel
-from inference.backends.eagle_model import EagleModel, read_embeddings
+from inference.backends.eagle_model import (
+    EagleModel,
+    FeatureModel,
+    FeatureSequence,
+    feature_model,
+    read_embeddings,
+)
 from inference.backends.graphs.compiled import CompiledModel
-from inference.backends.target_features import FeatureModel, FeatureSequence, feature_model
 from inference.command import say
 from inference.drafters.growing_proposer import Draft
 from inference.errors import InvalidRequest, UnsupportedModel

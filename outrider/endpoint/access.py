@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from grpc_comm.permissions import read_secret
+from grpc_comm.security import read_secret
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest
 from outrider.endpoint.interfaces.chat_messages import MAX_BODY_BYTES

@@ -96,8 +96,7 @@ def page_routes(manager: TargetManager, admin: Sequence[Depends]) -> APIRouter:
 
     @router.post("/texts")
     async def text(body: PageText, http: Request) -> Response:
-        texts = await manager.get()
-        return await answer_request(texts, body, http, _PageWriter)
+        return await answer_request(manager, body, http, _PageWriter)
 
     return router
 

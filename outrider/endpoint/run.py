@@ -73,11 +73,15 @@ def serve_http(
         )
         scheme = "https" if options.http_cert else "http"
         address = f"{scheme}://{Address(options.http_host, bound.getsockname()[1])}"
-        line = _ready_line(manager, address)
+
+        def announce() -> None:
+            say(_ready_line(manager, address))
+            when_ready(address)
+
         server = HttpServer(
             app,
             bounded(MAX_CONNECTIONS),
-            lambda: (say(line), when_ready(address)),
+            announce,
             ssl_certfile=options.http_cert,
             ssl_keyfile=options.http_key,
         )
@@ -176,23 +180,19 @@ def text_routes(manager: TargetManager) -> APIRouter:
 
     @router.post("/chat/completions")
     async def chat(body: ChatRequest, http: HttpRequest) -> Response:
-        texts = await manager.get()
-        return await answer_request(texts, body, http, ChatWriter)
+        return await answer_request(manager, body, http, ChatWriter)
 
     @router.post("/completions")
     async def completions(body: CompletionRequest, http: HttpRequest) -> Response:
-        texts = await manager.get()
-        return await answer_request(texts, body, http, TextWriter)
+        return await answer_request(manager, body, http, TextWriter)
 
     @router.post("/responses")
     async def response(body: ResponseRequest, http: HttpRequest) -> Response:
-        texts, chat = await manager.get(), body.chat()
-        return await answer_request(texts, chat, http, ResponseWriter)
+        return await answer_request(manager, body.chat(), http, ResponseWriter)
 
     @router.post("/messages")
     async def messages(body: MessagesRequest, http: HttpRequest) -> Response:
-        texts = await manager.get()
-        return await answer_request(texts, body.chat(), http, MessageWriter)
+        return await answer_request(manager, body.chat(), http, MessageWriter)
 
     @router.post("/messages/count_tokens")
     async def count(body: MessagesRequest) -> dict[str, int]:

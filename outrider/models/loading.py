@@ -206,8 +206,7 @@ def _on_device(decoder: Decoder, capacity: Capacity) -> EagerModel:
     device = decoder.model.embed_tokens.weight.device
     rows, slots, nodes = capacity.rows, capacity.slots, capacity.max_nodes
     if device.type == "cuda" and not isinstance(decoder.model.layers, OffloadedLayers):
-        from inference.backends.cuda.graphs import CudaGraphs
-        from inference.backends.cuda.model import CudaModel
+        from inference.backends.cuda.model import CudaGraphs, CudaModel
 
         recorder = CudaGraphs(device)
         return CudaModel(decoder, rows=rows, capacity=slots, max_nodes=nodes, recorder=recorder)

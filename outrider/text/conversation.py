@@ -7,30 +7,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
-
-from pydantic import BaseModel, ValidationError
 
 from inference.errors import InvalidRequest
+from inference.files.json_file import Json, read_json
 from inference.files.writing import write_whole
 from outrider.text.tool_calls import Message
 
-FORMAT: Literal["outrider-conversation-1"] = "outrider-conversation-1"
+FORMAT = "outrider-conversation-1"
 """The value of a file's field `format`."""
 
-
-class _Line(BaseModel):
-    """A message in a conversation's file. Unknown fields are ignored, also in the file itself."""
-
-    role: Literal["system", "user", "assistant"]
-    content: str
-
-
-class _File(BaseModel):
-    """A conversation's file."""
-
-    format: Literal["outrider-conversation-1"]
-    messages: list[_Line]
+ROLES = ("system", "user", "assistant")
 
 
 @dataclass
@@ -72,15 +58,19 @@ class Conversation:
 
     @classmethod
     def read(cls, path: Path) -> Conversation:
-        """Read a conversation from a file. Raises InvalidRequest if the file is not valid."""
-        try:
-            file = _File.model_validate_json(path.read_bytes())
-        except OSError as error:
-            raise InvalidRequest(f"{path} cannot be read: {error}") from error
-        except ValidationError as error:
-            (first, *_) = error.errors()
-            place = ".".join(map(str, first["loc"])) or "the file"
-            raise InvalidRequest(
-                f"{path} is no conversation of the format {FORMAT}: {place}: {first['msg']}"
-            ) from error
-        return cls([line.model_dump() for line in file.messages])
+        """Read a conversation from a file, whose other fields are ignored. Raises InvalidRequest if
+        the file is not valid.
+        """
+        file = read_json(path, InvalidRequest)
+        if file.field("format").value != FORMAT:
+            file.field("format").refuse(FORMAT)
+        return cls([_read_message(message) for message in file.field("messages").items()])
+
+
+def _read_message(message: Json) -> Message:
+    role, content = message.field("role"), message.field("content")
+    if role.value not in ROLES:
+        role.refuse(" or ".join(ROLES))
+    if not isinstance(content.value, str):
+        content.refuse("a text")
+    return {"role": role.value, "content": content.value}

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from inference.errors import InvalidRequest
+from inference.files.json_file import deeper
 
 MAX_DEPTH = 100
 """Maximum nesting of objects and lists. Python's own JSON functions fail near 1,000."""
@@ -26,15 +27,7 @@ def read_object(text: str) -> dict[str, Any] | None:
 
 def nests_deeply(value: Any) -> bool:
     """Return whether objects and lists are nested beyond MAX_DEPTH."""
-    level = [value] if isinstance(value, Mapping | list) else []
-    for _ in range(MAX_DEPTH + 1):
-        children = (parent.values() if isinstance(parent, Mapping) else parent for parent in level)
-        level = [
-            child for inner in children for child in inner if isinstance(child, Mapping | list)
-        ]
-        if not level:
-            return False
-    return True
+    return deeper(value, MAX_DEPTH)
 
 
 def _refuse(constant: str) -> None:

@@ -20,7 +20,7 @@ from inference.model.checkpoints.config import (
     read_config,
     read_raw_config,
 )
-from inference.model.choice.noise_window import NoisePlace, fill_inputs
+from inference.model.choice.graph_choice import NoisePlace, fill_inputs
 from inference.model.graphs.round_graph import idle_inputs
 from inference.model.graphs.verify_graph import example_inputs
 from inference.tree.tree_shape import Branches

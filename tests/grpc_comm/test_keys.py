@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from grpc_comm.keys import WATCH_SECONDS, Key, Keys
-from grpc_comm.keys_file import make_key
+from grpc_comm.keys import WATCH_SECONDS, Key, Keys, make_key
 from grpc_comm.security import SecurityOptions, channel_security
 from grpc_comm.server.guard import server_security
 from grpc_comm.transport import Address

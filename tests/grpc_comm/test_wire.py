@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from grpc_comm import messages, sampling_fields, statuses, translate
+from grpc_comm import messages, statuses, translate
 from grpc_comm.client.connection import connect
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.transport import Address, parse_address
@@ -33,8 +33,14 @@ from inference.sampling import MAX_GRAMMAR, Grammar, GrammarKind, SamplingParams
 from tests.support.exact import chain
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
-from tests.support.rpc_failure import RpcFailure
-from tests.support.wire_fixtures import background, connected, describe, rest, successor_engine
+from tests.support.wire_fixtures import (
+    RpcFailure,
+    background,
+    connected,
+    describe,
+    rest,
+    successor_engine,
+)
 
 PROTO = "grpc_comm/proto/verifier.proto"
 
@@ -172,7 +178,7 @@ def opening_of(params: SamplingParams) -> pb.Open:
 @pytest.mark.parametrize("params", [*PLAIN, *WITH_RULES, WITH_LENGTH])
 def test_sampling_params_arrive_as_both_sides_use_them(params: SamplingParams) -> None:
     opening = opening_of(params)
-    assert sampling_fields.read_params(opening) == params.on_the_wire()
+    assert translate.read_params(opening) == params.on_the_wire()
     translate.check_fingerprints(opening, describe(successor_engine()))
 
 
@@ -187,7 +193,7 @@ def test_a_target_that_does_not_know_a_parameter_refuses_the_protocol(
     assert message.protocol_version == (4 if beyond else 3)
     if beyond:
         with pytest.raises(Mismatch, match="protocol 4, this side 3"):
-            sampling_fields.check_protocol(message.protocol_version)
+            translate.check_protocol(message.protocol_version)
 
 
 def test_output_tokens_are_named_only_where_a_choice_depends_on_them() -> None:
@@ -219,8 +225,8 @@ WRONG_PARAMS: dict[str, tuple[dict[str, Any], list[str]]] = {
 def test_parameters_that_no_text_can_have_are_refused(wrong: str) -> None:
     changes, shown = WRONG_PARAMS[wrong]
     right: dict[str, Any] = {"protocol_version": 4, "top_p": 1.0, "grammar": GRAMMAR}
-    sampling_fields.read_params(pb.Open(**right))
-    assert_refused(lambda: sampling_fields.read_params(pb.Open(**(right | changes))), shown)
+    translate.read_params(pb.Open(**right))
+    assert_refused(lambda: translate.read_params(pb.Open(**(right | changes))), shown)
 
 
 def test_a_target_that_does_not_know_a_least_length_refuses_the_protocol() -> None:

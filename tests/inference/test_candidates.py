@@ -26,9 +26,9 @@ from inference.tree.candidates import (
     ProposalStream,
 )
 from inference.tree.token_tree import TokenTree
-from tests.support.columns import BASE, Candidate, nodes_of
 from tests.support.exact import chain
-from tests.support.examples import examples
+from tests.support.scripted import BASE, Candidate, nodes_of
+from tests.support.tiers import examples
 
 ROOT = 2  # position of the last of PROMPT
 PROMPT = [5, 6, 7]

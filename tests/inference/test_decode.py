@@ -13,8 +13,8 @@ from inference.loop.draft_thread import inline
 from inference.order import Decode, Pace, Progress
 from inference.proposer import COPY, DraftUsage, Nodes
 from inference.sampling import SamplingParams
-from tests.support.columns import BASE, Candidate, nodes_of
 from tests.support.exact import exact_engine, free, own_text
+from tests.support.scripted import BASE, Candidate, nodes_of
 
 PROMPT = [1, 2, 3]
 TEXT = own_text(PROMPT, 60)

@@ -16,9 +16,8 @@ from inference.order import Decode, Pace, Progress
 from inference.proposer import COPY, NOBODY, DraftUsage, Nodes, Proposer
 from inference.sampling import SamplingParams
 from tests.support.clock import Clock
-from tests.support.drafts import growing
 from tests.support.exact import exact_engine, own_text
-from tests.support.pairs import decoder, engine, perturbed
+from tests.support.pairs import decoder, engine, growing, perturbed
 
 PROMPT = [1, 2, 3]
 TEXT = own_text(PROMPT, 40)

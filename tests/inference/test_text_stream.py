@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from inference.text.stream import TextStream, TokenBytes
-from tests.support.examples import examples
+from tests.support.tiers import examples
 
 _LETTERS = ["a", "b", "é", "한", ".", "'", "do", "n't", "ing"]
 _SPECIAL = [AddedToken(one, special=True, normalized=False) for one in ("<s>", "</s>")]

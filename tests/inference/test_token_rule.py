@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.backends import Segment
-from inference.backends.choices import choose_at
+from inference.backends.eager import choose_at
 from inference.backends.libraries.host_choice import choose_of_row
 from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
 from inference.token_rule import Adjustment, TokenRule, plain_rule
 from inference.tree.token_tree import IntArray, TokenTree
-from tests.support.examples import examples
-from tests.support.rule_oracle import RuleOracle
+from tests.support.oracles import RuleOracle
+from tests.support.tiers import examples
 
 VOCABULARY = 40
 PENALTIES = SamplingParams(

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from tests.nxd import graphs
-from tests.support import fake_hlo
+from tests.support import fake_build
 
 HERE = Path(__file__).parent
 CLOSED = ("torch_xla", "torch_neuronx", "libneuronxla", "neuronxcc", "nki", "nkilib")
@@ -48,14 +48,14 @@ def _compile(module_bytes: bytes, compiler_flags: str, **_: Any) -> bytes:
     FLAGS.append(compiler_flags)
     (log,) = [word for word in shlex.split(compiler_flags) if word.startswith("--logfile=")]
     Path(log.removeprefix("--logfile=")).write_text(f"compiled with {compiler_flags}\n")
-    return graphs.neff_of(fake_hlo.HloModuleProto.FromString(module_bytes)).encode()
+    return graphs.neff_of(fake_build.HloModuleProto.FromString(module_bytes)).encode()
 
 
 def _compile_priority(
     module_bytes: bytes, compiler_flags: str, **named: Any
 ) -> tuple[bytes, bytes]:
     """The same for the graph that the weights are laid out for. They are best as they are."""
-    marks = fake_hlo.HloModuleProto.FromString(module_bytes).frontend_attributes.map
+    marks = fake_build.HloModuleProto.FromString(module_bytes).frontend_attributes.map
     assert marks["transposable_weight_idx"], "weights have to be marked first"
     assert "--enable-internal-neff-wrapper" in shlex.split(compiler_flags)
     return _compile(module_bytes, compiler_flags, **named), b""
@@ -73,7 +73,7 @@ CALLED: dict[str, Any] = {
     "torch_neuronx.xla_impl.structure.Packer": graphs.Packer,
     "torch_neuronx.proto.metaneff_pb2.MetaTensor": graphs.MetaTensor,
     "torch_neuronx.proto.metaneff_pb2.MetaNeff": graphs.MetaNeff,
-    "torch_neuronx.pyhlo.hlo_pb2.HloModuleProto": fake_hlo.HloModuleProto,
+    "torch_neuronx.pyhlo.hlo_pb2.HloModuleProto": fake_build.HloModuleProto,
     "torch_neuronx.utils.utils.get_platform_target": _platform,
     "torch_neuronx.utils.get_platform_target": _platform,
     "torch_neuronx.utils.utils.SUPPORTED_TYPES": ["trn1", "trn2"],

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from inference.model.choice.arithmetic import WIDEST
-from tests.support.fake_hlo import Lowering, program_of
+from tests.support.fake_build import Lowering
+from tests.support.fake_nxd import program_of
 from tests.support.fake_ranks import Group, as_rank
 
 Shards = list[dict[str, Tensor]]

@@ -8,7 +8,7 @@ import pytest
 
 from grpc_comm.server.server import BackgroundServer
 from outrider.target.target import load_target
-from tests.support.terminal import Terminal
+from tests.support.commands import Terminal
 
 
 @pytest.fixture(scope="module")

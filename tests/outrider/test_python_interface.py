@@ -19,8 +19,8 @@ from grpc_comm.transport import Address, Endpoint
 from outrider.cli import main
 from outrider.options.roles import ChatRole, TargetRole
 from outrider.target.target import load_target
+from tests.support.hand_streams import counted
 from tests.support.keywords import module
-from tests.support.observed import counted
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 from tests.support.wire_fixtures import WAIT

@@ -13,10 +13,10 @@ from inference.errors import InvalidRequest
 from inference.order import Pace
 from inference.times_file import read_profile
 from tests.simulate.client_process import Client, Text
+from tests.simulate.memory import reachable
 from tests.simulate.plan import LONG_PATIENCE, MOST_SESSIONS, Plan
 from tests.simulate.target_process import DRAFTED, TargetProcess
 from tests.support.hostile import SECRET
-from tests.support.memory import reachable
 
 STANDSTILL = 30.0
 """Seconds without a token that nothing but the work of others explains."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event as Gone
 from typing import Any
 
-from grpc_comm.client.call import Channel as ReplicaChannel
+from grpc_comm.client.channel import Channel as ReplicaChannel
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.patience import Patience
 from grpc_comm.client.remote_session import RemoteSession
@@ -31,14 +31,13 @@ from tests.simulate.endpoint_texts import LETTERS, Endpoint
 from tests.simulate.grammars import KINDS, grammars_of
 from tests.simulate.hostile_client import Hostile
 from tests.simulate.kernel import Fiber, Kernel, Process
+from tests.simulate.memory import reachable
 from tests.simulate.network import Network
 from tests.simulate.plan import ClientPlan, Plan, TextPlan
 from tests.simulate.scripted_drafts import TimedDraft, Watched, knowledge
 from tests.simulate.threads import Event, Thread
 from tests.support.exact import own_scores, own_text
-from tests.support.memory import reachable
-from tests.support.scripted_grammar import RULED
-from tests.support.scripted_models import skilled
+from tests.support.scripted import RULED, skilled
 
 CONNECT_SECONDS = 60.0
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from functools import cache
 
 from inference.text.grammar import Grammars
-from tests.support.scripted_grammar import END, RULED, scripted_grammars
+from tests.support.scripted import END, RULED, scripted_grammars
 
 KINDS = END + 1
 """Tokens of such a target."""

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.sampling_fields import RULES_VERSION
+from grpc_comm.translate import RULES_VERSION
 from tests.simulate.network import Network
 from tests.simulate.plan import ClientPlan
 from tests.simulate.wire_client import Channel

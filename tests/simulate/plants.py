@@ -12,8 +12,7 @@ from unittest.mock import patch
 from grpc_comm.client.call import Call
 from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.client.replicas import Replicas
-from grpc_comm.keys import Grant
-from grpc_comm.keys_file import KeysFile
+from grpc_comm.keys import Grant, KeysFile
 from grpc_comm.server.sender import Sender
 from grpc_comm.server.session_table import SessionRecord, SessionTable
 from grpc_comm.server.state import ServerState

@@ -13,8 +13,7 @@ from inference.proposer import DraftUsage, Nodes, Proposer
 from inference.sampling import SamplingParams
 from inference.times import Times
 from tests.simulate.kernel import Kernel, kernel
-from tests.support.columns import BASE, candidates_of
-from tests.support.scripted_models import Says, ScriptedModel
+from tests.support.scripted import BASE, Says, ScriptedModel, candidates_of
 
 LEARNED = read_acceptance()
 

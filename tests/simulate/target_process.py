@@ -28,7 +28,7 @@ from tests.simulate.scripted_drafts import TimedDraft, knowledge
 from tests.support.clock import Clock
 from tests.support.exact import VOCABULARY, Exact
 from tests.support.hostile import keys_file
-from tests.support.scripted_models import skilled
+from tests.support.scripted import skilled
 from tests.support.wire_fixtures import describe
 
 LONGEST, MOST_NODES = 512, 16

@@ -15,7 +15,7 @@ import grpc
 from tests.simulate.kernel import kernel
 from tests.simulate.network import Network, Pipe
 from tests.simulate.threads import Thread, Waiters
-from tests.support.rpc_failure import Metadata, RpcFailure
+from tests.support.wire_fixtures import Metadata, RpcFailure
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 1.0
 """As grpc_comm/transport.py asks for."""

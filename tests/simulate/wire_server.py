@@ -17,7 +17,7 @@ import grpc.aio
 from tests.simulate.kernel import kernel
 from tests.simulate.network import Network, Pipe
 from tests.simulate.wire_client import WINDOW, Call
-from tests.support.rpc_failure import Metadata, RpcFailure
+from tests.support.wire_fixtures import Metadata, RpcFailure
 
 BREAK_SECONDS = 0.05
 """The longest by which the end of a broken call's messages may come before its cancellation."""

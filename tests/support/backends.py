@@ -40,15 +40,13 @@ from inference.sampling import SamplingParams
 from inference.times_file import Profile
 from inference.tree.token_tree import TokenTree
 from tests.support import heads
-from tests.support.drafts import alone
 from tests.support.equality import NearTies, Produce, assert_same_text
-from tests.support.fake_llama_cpp import Cells, StateCells, model_of, own_text
-from tests.support.fake_neuron import Neuron
-from tests.support.fake_recorder import Reruns
-from tests.support.fake_tnx import install_tnx
+from tests.support.fake_cuda import Reruns
+from tests.support.fake_neuron import Neuron, install_tnx
+from tests.support.gguf_models import Cells, StateCells, model_of, own_text
 from tests.support.models import by_id, sequence_after, write_checkpoint
-from tests.support.native_targets import native_spec, prepared
 from tests.support.neuron_artifacts import (
+    CPU,
     FEW,
     JUNK,
     LENGTH,
@@ -60,10 +58,12 @@ from tests.support.neuron_artifacts import (
     built_model,
     eager_of,
     engine_of,
+    native_spec,
+    prepared,
     spec_of,
     whole,
 )
-from tests.support.strict_torch_neuron import CPU
+from tests.support.pairs import alone
 
 
 class Machine(NamedTuple):

@@ -12,10 +12,9 @@ import torch
 
 from inference.backends import Chosen, Ranked, Segment
 from inference.backends.eager import EagerModel
-from inference.backends.eagle_model import EagleModel
+from inference.backends.eagle_model import EagleModel, FeatureSequence
 from inference.backends.graphs.compiled import CompiledModel
 from inference.backends.graphs.fused import FusedModel
-from inference.backends.target_features import FeatureSequence
 from inference.drafters.growing_proposer import Draft
 from inference.engine.colocated.drafter import ColocatedDrafter
 from inference.engine.colocated.graph_rounds import GraphRounds
@@ -31,7 +30,7 @@ from inference.times import Times
 from inference.tree.tree_shape import Branches
 from tests.support import heads, pairs
 from tests.support.clock import Clock
-from tests.support.drafts import knowledge
+from tests.support.pairs import knowledge
 
 FORWARD, CALL = 0.010, 0.001
 """Seconds of a forward of the target and of a call of its draft."""

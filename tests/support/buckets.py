@@ -15,7 +15,7 @@ from inference.backends.graphs.graph_calls import inputs_of
 from inference.engine.colocated.graph_rounds import blank_tree
 from inference.files.artifact import Bucket, DraftBucket, RoundBucket
 from inference.model.cache import KeysValues, empty_cache
-from inference.model.choice.noise_window import FILLED, NoisePlace, empty_window, fill_inputs
+from inference.model.choice.graph_choice import FILLED, NoisePlace, empty_window, fill_inputs
 from inference.model.choice.sampler import Sampling
 from inference.model.graphs.round_graph import DRAFT, RoundGraph, StatefulRoundGraph, round_inputs
 from inference.model.graphs.verify_graph import StatefulGraph, VerifyGraph

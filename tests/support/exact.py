@@ -27,9 +27,8 @@ from inference.sampling import SamplingParams
 from inference.text.grammar import Grammars
 from inference.times import Times
 from inference.token_rule import Adjustment, plain_rule
-from inference.tree.token_tree import TokenTree
+from inference.tree.token_tree import IntArray, TokenTree
 from tests.support.clock import Clock
-from tests.support.scripted_grammar import allowed_ids, nearest
 
 VOCABULARY = 1000
 FAULTY = 999
@@ -56,6 +55,21 @@ def prompt_of(seed: int, length: int = 12) -> list[int]:
     """A random prompt without the tokens that fail."""
     tokens: list[int] = np.random.default_rng(seed).integers(0, FAULTY, length).tolist()
     return tokens
+
+
+def allowed_ids(allowed: IntArray | None, node: int, kinds: int) -> NDArray[np.bool_]:  # [kinds]
+    """Which tokens a rule's set of each node allows at this one."""
+    if allowed is None:
+        return np.ones(kinds, dtype=np.bool_)
+    bits = np.unpackbits(allowed[node].view(np.uint8), bitorder="little")
+    return bits[:kinds].astype(np.bool_)
+
+
+def nearest(token: int, allowed: NDArray[np.bool_]) -> int:
+    """The token itself, else the next one in a circle that is allowed."""
+    if allowed[token]:
+        return token
+    return (token + int(np.roll(allowed, -token).argmax())) % len(allowed)
 
 
 def ruled_token(token: int, rule: Adjustment, node: int, kinds: int) -> int:

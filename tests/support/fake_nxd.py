@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.support.fake_hlo import program_of
 from tests.support.fake_ranks import Group, as_rank
 
 BOUNDARY = (torch.int32, torch.float32)
@@ -119,6 +118,11 @@ class Traced:
 
 def route_of(inputs: Mapping[str, Tensor]) -> str:
     return "(" + ", ".join(f"{name}: {list(tensor.shape)}" for name, tensor in inputs.items()) + ")"
+
+
+def program_of(module: Any) -> list[list[str]]:
+    """What a module computes, whatever its numbers are."""
+    return [[each.opcode, each.shape] for part in module.computations for each in part.instructions]
 
 
 class NxDModel:

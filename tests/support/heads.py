@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from inference.backends.eagle_model import FeatureModel
 from inference.backends.sequence import ModelSequence
-from inference.backends.target_features import FeatureModel
 from inference.model.checkpoints.config import ModelConfig
 from inference.model.decoder import Decoder
 from inference.sampling import SamplingParams

@@ -17,8 +17,8 @@ import grpc
 from grpc_comm.client.connection import connect
 from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.sampling_fields import PROTOCOL_VERSION
 from grpc_comm.security import SecurityOptions
+from grpc_comm.translate import PROTOCOL_VERSION
 from grpc_comm.transport import Address
 from inference.order import Decode
 from inference.sampling import SamplingParams

@@ -1,4 +1,4 @@
-"""Tiny models: raw config.json contents, and checkpoints written without `transformers`."""
+"""Tiny models, checkpoints that are written without `transformers`, and random calls."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from inference.model.decoder import Decoder
 from inference.model.layers import WHOLE, Layers
 from inference.sampling import SamplingParams
 from inference.text.tokenizer import Tokenizer
+from inference.token_rule import Adjustment
 from outrider.models.directories import EMBEDDED
 
 GREEDY = SamplingParams()
@@ -127,3 +128,28 @@ def write_checkpoint_with_tokenizer(directory: Path, seed: int = 1, **overrides:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(EMBEDDED / "target" / name, directory / name)
     return directory
+
+
+def adjustment(vocabulary: int, rng: np.random.Generator, nodes: int, named: int) -> Adjustment:
+    """What a rule may say at a tree's nodes: the changes of the first one are a text's. Other paths
+    lack some of them, change some and add some. They are in any order, and padded.
+    """
+    words = -(-vocabulary // 32)
+    text = rng.permutation(vocabulary)[:named]
+    told = dict(zip(text.tolist(), rng.uniform(0.5, 2, (named, 2)).tolist(), strict=True))
+    rows = [told]
+    for _ in range(nodes - 1):
+        own, some = dict(list(told.items())[rng.integers(4) :]), rng.permutation(vocabulary)[:3]
+        rows.append(
+            own | dict(zip(some.tolist(), rng.uniform(0.5, 2, (3, 2)).tolist(), strict=True))
+        )
+    ids = np.zeros((nodes, named + 4), dtype=np.int32)
+    changes = np.tile(np.array([1, 0], dtype=np.float32), (nodes, named + 4, 1))
+    for row, pairs in enumerate(rows):
+        order = rng.permutation(named + 4)[: len(pairs)]
+        ids[row, order] = list(pairs)
+        changes[row, order] = np.reshape(list(pairs.values()), (-1, 2))
+    bits = rng.random((nodes, 32 * words)) < 0.5
+    bits[:, vocabulary:] = False
+    allowed = np.packbits(bits, -1, "little").view(np.int32) if rng.random() < 0.8 else None
+    return Adjustment(allowed, ids, changes[..., 0].copy(), changes[..., 1].copy())

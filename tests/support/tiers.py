@@ -7,11 +7,15 @@
 
 Seconds are the processor's, those of ended child processes included: a busy machine changes them
 little. tests/seconds.json has those of the last measured run.
+
+Property tests try the same examples in every run. EXAMPLES=N draws anew, and N times as many; a
+failure prints the line that repeats it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import resource
@@ -22,6 +26,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.support.repository import ROOT
@@ -158,3 +163,23 @@ def _processor_seconds() -> float:
     """Of this process and of its children that ended."""
     uses = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(use.ru_utime + use.ru_stime for use in uses)
+
+
+TIMES = int(os.environ.get("EXAMPLES", "0"))
+
+
+def examples(count: int) -> int:
+    """The examples of a test that tries so many in the ordinary run."""
+    return count * max(TIMES, 1)
+
+
+def load_profile() -> None:
+    """Set what holds for each property test. A busy machine is no failure: there is no deadline."""
+    hypothesis.settings.register_profile(
+        "outrider",
+        deadline=None,
+        derandomize=not TIMES,
+        max_examples=examples(100),
+        print_blob=True,
+    )
+    hypothesis.settings.load_profile("outrider")

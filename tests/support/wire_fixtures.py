@@ -25,10 +25,9 @@ from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.client.replicas import rendezvous
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
-from grpc_comm.sampling_fields import PROTOCOL_VERSION
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer, Target, serve
-from grpc_comm.translate import Description
+from grpc_comm.translate import PROTOCOL_VERSION, Description
 from grpc_comm.transport import Address
 from inference.backends import Chosen, Segment
 from inference.engine.engine import Engine
@@ -255,6 +254,26 @@ def free_port() -> int:
     """A port of this machine where nobody listens."""
     with socket.create_server((LOOPBACK.host, 0)) as unused:
         return int(unused.getsockname()[1])
+
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+class RpcFailure(grpc.RpcError):
+    """The status of a call that failed, with its trailing metadata."""
+
+    def __init__(self, code: grpc.StatusCode, details: str, trailing: Metadata = ()) -> None:
+        super().__init__(f"{code.name}: {details}")
+        self._code, self._details, self._trailing = code, details, trailing
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+    def trailing_metadata(self) -> Any:
+        return self._trailing
 
 
 if __name__ == "__main__":

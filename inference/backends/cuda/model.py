@@ -1,15 +1,15 @@
-"""Models with a CUDA graph for each padded shape: forward pass, cache writes and sampling.
-
-Batches are padded to few shapes. Planned shapes are recorded in advance. Other shapes run eagerly
-the first time, and are recorded the second time. A shape that cannot be recorded always runs
-eagerly. Only the Recorder needs CUDA. Not yet run on a GPU.
+"""Models with a CUDA graph for each padded shape, of which there are few. Planned shapes are
+recorded in advance, others the second time that they occur. Only the Recorder needs CUDA. Not yet
+run on a GPU.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,9 +17,15 @@ from torch import Tensor
 
 from inference.backends import Chosen, Ranked, Segment
 from inference.backends.batch import Batch, BatchShape, pad
-from inference.backends.choices import choose_at, rank_at, ranked_rows
-from inference.backends.cuda.graphs import Outputs, Recorder, Run
-from inference.backends.eager import SLOT_STEP, BatchTensors, EagerModel, SlotModel
+from inference.backends.eager import (
+    SLOT_STEP,
+    BatchTensors,
+    EagerModel,
+    SlotModel,
+    choose_at,
+    rank_at,
+    ranked_rows,
+)
 from inference.command import say
 from inference.model.choice.sampler import (
     Sampling,
@@ -30,6 +36,90 @@ from inference.model.choice.sampler import (
     rank_greedy,
 )
 from inference.sampling import SamplingParams
+
+Outputs = tuple[Tensor, ...]
+Run = Callable[[], Outputs]
+
+_CAPTURES = threading.Lock()
+"""Held during a capture: starting a capture makes CUDA calls that are forbidden during another
+capture in the process, for example that of a draft in its target's process.
+"""
+
+
+class Recorder(Protocol):
+    """Runs a function over tensors with fixed addresses, directly or from a recording."""
+
+    def run(self, run: Run) -> Outputs:
+        """Run the function directly."""
+        ...
+
+    def record(self, run: Run) -> Run:
+        """Run the function once and record it. Returns a function that replays the recording.
+
+        Any replay may overwrite the outputs of earlier ones. Raises RuntimeError if the function
+        cannot be recorded or memory is full, without effect on other recordings.
+        """
+        ...
+
+
+class CudaGraphs:
+    """A Recorder that uses torch.cuda.CUDAGraph.
+
+    All recordings share a stream and a memory pool, so only one may run at a time.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._pool = device, torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def run(self, run: Run) -> Outputs:
+        """Run on the stream of the recordings, so that libraries initialise on this stream."""
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            outputs = run()
+        current.wait_stream(self._stream)
+        return outputs
+
+    def record(self, run: Run) -> Run:
+        self.run(run)  # creates this thread's library handles, which is forbidden in a capture
+        graph = torch.cuda.CUDAGraph()
+        with _CAPTURES, torch.cuda.device(self._device):
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            with torch.cuda.stream(self._stream):
+                outputs = self._capture(graph, run)
+
+        def replay() -> Outputs:
+            graph.replay()
+            return outputs
+
+        return replay
+
+    def _capture(self, graph: torch.cuda.CUDAGraph, run: Run) -> Outputs:
+        try:
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            outputs = run()
+            graph.capture_end()
+        except BaseException:
+            self._end_failed(graph)
+            raise
+        return outputs
+
+    def _end_failed(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a failed capture.
+
+        torch.cuda.graph() does not suffice: if `run` waited for the device, capture_end() raises
+        before it releases the memory pool, and all later captures would fail.
+        """
+        with suppress(RuntimeError):
+            graph.capture_end()
+        index = self._stream.device.index
+        with suppress(RuntimeError):  # raised if the pool was released already
+            torch._C._cuda_endAllocateToPool(index, self._pool)
+            torch._C._cuda_releasePool(index, self._pool)
+            self._pool = torch.cuda.graph_pool_handle()
+
 
 MAX_RECORDINGS = 256
 """Maximum number of recordings. Further shapes run eagerly."""
@@ -48,8 +138,6 @@ class ChoiceFunction(NamedTuple):
 
 
 class _RecordingKey(NamedTuple):
-    """The key of a recording."""
-
     shape: BatchShape
     choice: ChoiceFunction
 
@@ -90,9 +178,7 @@ def _inputs(batch: Batch, params: Sequence[SamplingParams]) -> tuple[Tensor, ...
 
 
 class RecordedModel(SlotModel):
-    """A mixin (first base class) that records and replays the forward passes of a SlotModel.
-    Implements RecordingModel.
-    """
+    """A mixin (first base class) that records and replays forward passes: a RecordingModel."""
 
     def __init__(self, *what: Any, recorder: Recorder, **sizes: Any) -> None:
         super().__init__(*what, **sizes)
@@ -104,7 +190,7 @@ class RecordedModel(SlotModel):
     @torch.no_grad()
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         shape = self._shape(segments)
-        if _need_logits(segments):
+        if any(segment.masked for segment in segments):
             return choose_at(*self._logits(segments, shape), segments)
         (table,) = self._call(segments, shape, _chooser(segments, shape.nodes))
         return [Chosen(table[row, : len(segment.pick)]) for row, segment in enumerate(segments)]
@@ -112,7 +198,7 @@ class RecordedModel(SlotModel):
     @torch.no_grad()
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         shape = self._shape(segments)
-        if _need_logits(segments):
+        if any(segment.masked for segment in segments):
             return rank_at(*self._logits(segments, shape), segments, k)
         greedy = all(segment.params.greedy for segment in segments)
         choice = ChoiceFunction(_rank_greedy if greedy else rank, k)
@@ -171,7 +257,7 @@ class RecordedModel(SlotModel):
         Rules are evaluated on the host while the device computes, so they are not recorded. The
         next forward pass may overwrite both results.
         """
-        logits, positions = self._run(segments, shape, ChoiceFunction(_keep_logits, 0))
+        logits, positions = self._run(segments, shape, _LOGITS)
         return logits[: len(segments)], positions[: len(segments)]
 
     def _run(
@@ -188,12 +274,12 @@ class RecordedModel(SlotModel):
             return self._calls[key]()
         if key in self._waiting or len(self._calls) + len(self._waiting) < MAX_RECORDINGS:
             self._waiting[key] = True
-        return self._recorder.run(self._eager(key))
+        return self._recorder.run(partial(self._compute, key))
 
     def _record(self, key: _RecordingKey) -> None:
         """Record a shape. If recording fails, the shape always runs eagerly."""
         del self._waiting[key]
-        run = self._eager(key)
+        run = partial(self._compute, key)
         try:
             self._calls[key] = self._recorder.record(run)
         except RuntimeError as error:
@@ -210,13 +296,11 @@ class RecordedModel(SlotModel):
             self._buffers[shape] = _Buffers(shape, self.capacity, self.device)
         return self._buffers[shape]
 
-    def _eager(self, key: _RecordingKey) -> Run:
-        return partial(self._compute, key.choice, self._buffers[key.shape])
-
-    def _compute(self, choice: ChoiceFunction, buffers: _Buffers) -> Outputs:
+    def _compute(self, key: _RecordingKey) -> Outputs:
         """Run the computation that is recorded. It must not wait for the device, and may depend on
         inputs only through tensors of fixed shapes.
         """
+        choice, buffers = key.choice, self._buffers[key.shape]
         logits, positions = self._write(buffers.inputs)
         outputs = choice.function(logits, buffers.sampling, positions, choice.size)
         return (outputs,) if isinstance(outputs, Tensor) else outputs
@@ -241,10 +325,6 @@ def _doublings(size: int) -> list[int]:
     return [1 << power for power in range(_step(size).bit_length())]
 
 
-def _need_logits(segments: Sequence[Segment]) -> bool:
-    return any(segment.rule is not None or segment.scoring is not None for segment in segments)
-
-
 def _chooser(segments: Sequence[Segment], nodes: int) -> ChoiceFunction:
     """Return the cheapest choice function that suits all rows. Its size is one of few values."""
     if all(segment.params.greedy for segment in segments):
@@ -259,20 +339,10 @@ def _open_choice(levels: int, nodes: int) -> ChoiceFunction:
     return ChoiceFunction(choose_mixed, min(_step(max(levels, MIN_LEVELS)), nodes))
 
 
-def _keep_logits(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:
-    return logits, positions
-
-
-def _choose_greedy(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Tensor:
-    return choose_greedy(logits)
-
-
-def _choose_truncated(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Tensor:
-    return choose_truncated(logits, sampling, positions)
-
-
 def _rank_greedy(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:
     return rank_greedy(logits, size)
 
 
-_GREEDY, _TRUNCATED = ChoiceFunction(_choose_greedy, 0), ChoiceFunction(_choose_truncated, 0)
+_GREEDY = ChoiceFunction(lambda logits, *_: choose_greedy(logits), 0)
+_TRUNCATED = ChoiceFunction(lambda logits, by, at, _: choose_truncated(logits, by, at), 0)
+_LOGITS = ChoiceFunction(lambda logits, _, positions, size: (logits, positions), 0)

@@ -1,8 +1,5 @@
 """A GGUF file's model as a Model, run by llama.cpp and tested with a small tree at load time.
 
-llama.cpp computes logits; host_choice samples from them with the same noise as all backends. If the
-model has only keys, trees.py maps slots to llama.cpp's sequences; with running states, states.py.
-
 llama.cpp's results depend on the batch and on the order of cells. So the output equals that of the
 target alone except at near-ties of scores.
 """
@@ -171,7 +168,6 @@ def check_trees(
 
 
 def _path_logits(context: LlamaContext, path: IntArray) -> NDArray[np.float32]:  # [n, ids]
-    """Compute the logits of a path alone, and remove its keys."""
     n = len(path)
     picked = np.ones(n, dtype=np.bool_)
     logits = context.decode(TokenBatch(path, np.arange(n, dtype=np.int32), [[0]] * n, picked))

@@ -1,8 +1,8 @@
 """Trees of a llama.cpp model with running states: Mamba, linear attention, convolutions.
 
 llama.cpp has only the state after a sequence's last token. So each row stores several sequences
-with prefixes of its tokens. Each line of a tree is computed in a copy of the longest matching
-prefix, after recomputing the tokens between the prefix and the line.
+with prefixes of its tokens, and each line of a tree is computed in a copy of the longest matching
+one.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Trees of a llama.cpp model with keys: every branch is a sequence.
 
-llama.cpp stores each key in a cell, which may belong to several sequences. A node sees the cells of
-its sequence. So every branch of a tree is a sequence, and cells above a fork belong to all
-sequences below it. Sequences persist between forward passes: a branch is extended after its last
-node, and a new branch reuses a sequence that is no longer needed, so few cells change.
-
-The engine does not report free slots, so sequences are evicted only to make room, the least
-recently used first. Missing keys are computed again; `known` returns the number of available keys.
+A cell of llama.cpp has a key, and may belong to several sequences. A node sees the cells of its
+sequence, so cells above a fork belong to all sequences below it. Sequences persist between forward
+passes, so that few cells change. The engine does not report free slots, so the least recently used
+sequences are evicted to make room, and missing keys are computed again.
 """
 
 from __future__ import annotations
@@ -250,7 +247,6 @@ class GgufTrees:
         yield group
 
     def _decode(self, group: Sequence[Segment]) -> list[NDArray[np.float32]]:  # of [p, V] each
-        """Compute a group's new nodes and return the logits at the picked nodes."""
         for segment in group:
             self._branches.rewrite(segment.row, segment.slots, segment.positions)
             self._tokens[segment.row, segment.slots] = segment.tokens

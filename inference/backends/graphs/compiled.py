@@ -1,7 +1,5 @@
-"""A target compiled for this machine's CPU: a Model that runs the packages of an artefact.
-
-All graphs share weights and KV caches. A batch is padded to the cheapest graph that fits, or split
-if no graph fits. The packages are machine code, so neither tracing nor model source is needed.
+"""A target compiled for this machine's CPU: a Model that runs the packages of an artefact, which
+are machine code. A batch is padded to the cheapest graph that fits, or split if no graph fits.
 """
 
 from __future__ import annotations
@@ -28,15 +26,18 @@ from inference.backends.graphs.graph_calls import (
     picking,
     unstacked,
 )
-from inference.backends.target_features import (
+from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
+from inference.files.artifact import Bucket, Manifest, check_files, read_manifest
+from inference.model.cache import (
     NOTHING,
     FeatureForm,
     FeatureStore,
-    form_of,
+    KeysValues,
+    cache_names,
+    copy_states,
+    empty_cache,
+    write_slots,
 )
-from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
-from inference.files.artifact import Bucket, Manifest, check_files, read_manifest
-from inference.model.cache import KeysValues, cache_names, copy_states, empty_cache, write_slots
 from inference.model.checkpoints.config import ModelConfig, check_sizes, parse_config
 from inference.sampling import SamplingParams
 from inference.tree.token_tree import IntArray
@@ -140,7 +141,6 @@ class CompiledModel:
         return picked(bucket, chosen, segments)
 
     def _keep(self, inputs: Mapping[str, Tensor], features: Sequence[Tensor]) -> None:
-        """Store the features that a graph returned, if features are kept."""
         if self._kept is not None:
             (returned,) = features
             self._kept.write(inputs["rows"], inputs["slots"], returned)
@@ -237,6 +237,11 @@ def read_compiled(directory: Path) -> Manifest:
     check_files(directory, manifest)
     check_machine(directory, manifest)
     return manifest
+
+
+def form_of(manifest: Manifest) -> FeatureForm:
+    """Return the form of the features that an artefact's graphs return."""
+    return FeatureForm(manifest.features, parse_config(manifest.config).hidden_size)
 
 
 def host() -> dict[str, str]:

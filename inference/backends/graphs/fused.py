@@ -1,7 +1,5 @@
-"""A compiled target with a draft. A round is a single graph that drafts, verifies and accepts.
-
-A round reads and writes the caches of both models. The target's own graphs still compute prompts,
-and trees from other drafts.
+"""A compiled target with a draft. A round is a single graph that drafts, verifies and accepts; the
+target's own graphs still compute prompts, and trees from other drafts.
 """
 
 from __future__ import annotations

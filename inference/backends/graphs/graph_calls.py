@@ -15,7 +15,7 @@ from inference.backends.batch import BatchShape, pad
 from inference.errors import InvalidRequest
 from inference.files.artifact import Bucket
 from inference.model.cache import KeysValues
-from inference.model.choice.masked_choice import Scored, idle_masks
+from inference.model.choice.graph_choice import Scored, idle_masks
 from inference.model.choice.sampler import Sampling
 from inference.sampling import SamplingParams
 from inference.token_rule import Adjustment
@@ -164,6 +164,5 @@ def fits(bucket: Bucket, segment: Segment) -> bool:
         and len(segment.pick) <= bucket.picks
         and segment.context.shape[1] <= bucket.slots
     )
-    masked = segment.rule is not None or segment.scoring is not None
-    able = bucket.masked if masked else bucket.sampled or segment.params.greedy
+    able = bucket.masked if segment.masked else bucket.sampled or segment.params.greedy
     return room and segment.context.shape[0] == 1 and able

@@ -1,7 +1,5 @@
-"""Chooses and ranks tokens of a row on the host, from a library's logits.
-
-Ranking (for drafts) and choosing at temperature 0 need only numpy. Other choices need torch and use
-inference/backends/choices.py.
+"""Chooses and ranks tokens of a row on the host, from a library's logits. Only a choice at a
+temperature above 0 needs torch.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ def choose_of_row(logits: Floats, segment: Segment) -> Chosen:
         return Chosen(np.asarray(logits.argmax(-1), dtype=np.int32))
     import torch
 
-    from inference.backends.choices import choose_at, chosen_positions
+    from inference.backends.eager import choose_at, chosen_positions
 
     return choose_at(torch.from_numpy(logits[None]), chosen_positions(segment), [segment])[0]
 

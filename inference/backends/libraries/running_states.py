@@ -1,9 +1,8 @@
 """Layers of the transformers library with a running state instead of keys: linear attention, Mamba
 and short convolutions.
 
-The inputs of such layers are stored by slot, like keys. So the state after any node can be
-recomputed, and rows can be copied and cut as usual. A few states of each row are stored to limit
-recomputation. Each line of a tree begins with a copy of a stored state.
+The inputs of such layers are stored by slot, like keys, so the state after any node can be
+recomputed, and rows can be copied and cut. A few states of each row are stored to limit that.
 """
 
 from __future__ import annotations
@@ -203,5 +202,4 @@ class RunningStates:
 
 
 def _stacked(states: Sequence[States]) -> States:
-    """Stack the states of several lines."""
     return {kind: torch.cat([state[kind] for state in states]) for kind in states[0]}

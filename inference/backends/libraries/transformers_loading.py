@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from inference.backends.cuda.graphs import CudaGraphs
-from inference.backends.cuda.model import RecordedModel
+from inference.backends.cuda.model import CudaGraphs, RecordedModel
 from inference.backends.libraries.transformers_model import TransformersModel
 from inference.backends.libraries.tree_lines import TreeTrial
 from inference.errors import UnsupportedModel

@@ -1,7 +1,5 @@
-"""A causal model of the transformers library as a Model, with keys in slots and trees by masks.
-
-The library runs the model with Outrider's cache class. So dense models, experts, windows, sinks and
-latent attention need no separate code.
+"""A causal model of the transformers library as a Model, with keys in slots and trees by masks. The
+library uses Outrider's cache class, so experts, windows and sinks need no separate code.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """Trees in other libraries: their lines, one for each leaf, the states that lines begin with, and a
-small tree that tests a model when it is loaded.
-
-The logits of that tree show whether the model respects masks and positions, so no list of supported
-architectures is needed.
+small tree whose logits show, when a model is loaded, whether it respects masks and positions.
 """
 
 from __future__ import annotations

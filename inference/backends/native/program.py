@@ -29,7 +29,7 @@ from inference.model.cache import KeysValues, empty_cache, places_of
 from inference.model.checkpoints.checkpoint import DTYPES
 from inference.model.checkpoints.config import ModelConfig, read_config
 from inference.model.choice.arithmetic import Arithmetic
-from inference.model.choice.noise_window import empty_window, window_places
+from inference.model.choice.graph_choice import empty_window, window_places
 from inference.model.choice.vocabulary import VocabularyShare
 from inference.model.decoder import Decoder
 from inference.model.graphs.verify_graph import StatefulGraph

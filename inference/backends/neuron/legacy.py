@@ -21,7 +21,7 @@ from torch import Tensor
 
 from inference.backends import Chosen, Ranked, Segment
 from inference.backends.batch import check_rows
-from inference.backends.choices import choose_at, chosen_positions
+from inference.backends.eager import choose_at, chosen_positions
 from inference.backends.neuron.model import runtime_error
 from inference.backends.neuron.sdk import DEVICE, INDEX, has_device, instance_family
 from inference.errors import InvalidRequest, LimitExceeded, MissingExtra, UnsupportedModel

@@ -20,16 +20,15 @@ import torch
 from torch import Tensor
 
 from inference.backends import Chosen, Segment
-from inference.backends.graphs.compiled import CompiledModel
+from inference.backends.graphs.compiled import CompiledModel, form_of
 from inference.backends.graphs.fused import fill_round, fused_part, in_rounds
 from inference.backends.graphs.graph_calls import inputs_of, picked
-from inference.backends.target_features import form_of
 from inference.errors import Busy, OutriderError, Unavailable
 from inference.files.artifact import Bucket, CompiledTarget, Manifest, RoundBucket
 from inference.model.cache import KeysValues, empty_cache
 from inference.model.checkpoints.checkpoint import DTYPES
 from inference.model.checkpoints.config import parse_config
-from inference.model.choice.noise_window import FILLED, WINDOW, NoisePlace, fill_inputs
+from inference.model.choice.graph_choice import FILLED, WINDOW, NoisePlace, fill_inputs
 from inference.model.graphs.round_graph import idle_inputs, under_draft_names
 from inference.model.graphs.verify_graph import copy_inputs
 from inference.tree.token_tree import IntArray

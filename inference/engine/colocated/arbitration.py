@@ -1,8 +1,7 @@
 """Decides whether a draft on the target's device pauses because other proposers do well enough.
 
-The draft takes time from the target, and need not draft what others propose. So it pauses for a few
-forward passes once another proposer's token is accepted. It stays paused as long as tokens then
-take less time than with the draft alone. Pure: no clock, no model.
+It pauses for a few forward passes once another proposer's token is accepted, and stays paused as
+long as tokens then take less time than with the draft alone. Pure: no clock, no model.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
 """A draft on the target's device: a proposer for each session that requests it. The draft is a
 separate model, or a head that reads the target's features.
 
-A draft call occupies the target's device. So the draft runs between forward passes, on the engine's
-thread, and a call serves all drafted sessions. A call is made while its expected tokens are worth
-more than its seconds. Copying earlier text takes no call.
-
-A session without the draft is delayed only as far as its service credit allows. A session with the
-draft keeps 0.98 of its root-only rate over its output: it pays for calls with tokens that it is
-ahead, or with a deficit that the rest of the output can repay. A tenant whose drafts gained less
-than they cost is allowed no deficit.
-If the draft fails, sessions continue without it.
+The draft runs between forward passes, on the engine's thread. A call serves all drafted sessions,
+and is made while its expected tokens are worth more than its seconds. A session without the draft
+is delayed only as far as its service credit allows. A session with the draft pays for calls with
+tokens that it is ahead, or with a deficit that the rest of its output can repay, unless its
+tenant's drafts gained less than they cost. If the draft fails, sessions continue without it.
 """
 
 from __future__ import annotations
@@ -222,7 +218,6 @@ class ColocatedDrafter:
         return min(MAX_DEFICIT, repayable) if self._records[session.tenant] >= 0 else 0.0
 
     def _keep_record(self, drafted: _DraftedSession) -> None:
-        """Add the result of the latest calls to the tenant's record."""
         if drafted.gained is not None:
             tenant = drafted.session.tenant
             record = self._records[tenant] + drafted.gained
@@ -296,7 +291,6 @@ class ColocatedDrafter:
         self._release(drafted)
 
     def _release(self, drafted: _DraftedSession) -> None:
-        """Stop drafting for a session and free its row of the draft."""
         self._sufficed[drafted.session.tenant] = drafted.arbitration.silent
         del self._drafted[drafted.session]
         drafted.receiver.leave(drafted.session, drafted.stream)
@@ -304,7 +298,6 @@ class ColocatedDrafter:
 
 
 def _row_of(session: Session) -> TargetRow:
-    """Return the session's row at the target."""
     assert session.row is not None, "drafting needs a row"
     return TargetRow(session.row.index, session.row.slots)
 

@@ -1,11 +1,9 @@
 """Graph rounds: forward passes in which a graph of the target both drafts and verifies.
 
-They need a draft that is compiled into the target's graphs. A session takes part if its order
-requests the draft on the target's device. A round delays all other sessions. So if there are any, a
-round runs only if it gives more tokens per second than a forward pass of all sessions, and the
-delayed sessions have service credit for its time. Otherwise all sessions share forward passes with
-their own candidates. Tokens that the draft lacks (a prompt, or tokens committed by shared passes)
-are prefilled in chunks. Each chunk is a separate forward pass, under the same conditions.
+A session takes part if its order requests the draft on the target's device. A round delays all
+other sessions. So if there are any, a round runs only if it gives more tokens per second than a
+forward pass of all sessions, and the delayed sessions have service credit for its time. Tokens that
+the draft lacks are prefilled in chunks, each a separate forward pass under the same conditions.
 """
 
 from __future__ import annotations
@@ -216,7 +214,6 @@ class GraphRounds:
         return drafted * self._tokens > TUNING.min_gain * alone
 
     def _draft(self, session: Session) -> ModelSequence:
-        """Return the draft's sequence of a session that has a row."""
         row = session.live.row
         owner, sequence = self._drafts.get(row, (None, None))
         if sequence is None or owner is not session:

@@ -1,7 +1,5 @@
-"""Loads a Decoder with weights from a Hugging Face directory.
-
-Only safetensors files are read. A checkpoint with missing or unexpected tensors is rejected. Tensor
-shapes are checked against the config before memory is allocated.
+"""Loads a Decoder with weights from the safetensors files of a Hugging Face directory. Names and
+shapes of tensors are checked before memory is allocated.
 """
 
 from __future__ import annotations

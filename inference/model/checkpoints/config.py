@@ -1,6 +1,5 @@
-"""The configuration of a Llama-family checkpoint, read from its config.json.
-
-A configuration that the Decoder does not compute correctly is rejected.
+"""The configuration of a Llama-family checkpoint, read from its config.json. What the Decoder does
+not compute correctly is rejected.
 """
 
 from __future__ import annotations

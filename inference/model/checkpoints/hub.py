@@ -92,7 +92,6 @@ def _commit(name: str, token: str | bool) -> str:
 
 @contextmanager
 def _hub_refusals(name: str) -> Iterator[None]:
-    """Convert the hub's errors to InvalidRequest with the remedy."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,

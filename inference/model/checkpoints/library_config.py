@@ -1,6 +1,5 @@
-"""Configurations of causal models for the transformers backend, read without torch.
-
-A model that would be computed incorrectly is rejected with the reason.
+"""Configurations of causal models for the transformers backend, read without torch. What would be
+computed incorrectly is rejected with the reason.
 """
 
 from __future__ import annotations
@@ -118,7 +117,6 @@ def _kinds(text: Any) -> frozenset[str]:
 
 
 def _positive(raw: Json, text: Any, name: str) -> int:
-    """Return a positive integer of the library's configuration."""
     value = getattr(text, name, None)
     return Json(value, f"{raw.where} field {name}", UnsupportedModel).integer(1)
 

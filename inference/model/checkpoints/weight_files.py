@@ -1,7 +1,5 @@
-"""The weight files of a Hugging Face directory: selection, and headers.
-
-Files are selected as by the transformers library, so that every backend computes the same model.
-Reading headers needs neither torch nor safetensors.
+"""The weight files of a Hugging Face directory, selected as by the transformers library, and their
+headers. Reading these needs neither torch nor safetensors.
 """
 
 from __future__ import annotations
@@ -173,7 +171,6 @@ def _has_own_head(directory: Path, _stamps: tuple[tuple[Path, int, int], ...]) -
 
 
 def _equal(tensor: StoredTensor, reference: StoredTensor) -> bool:
-    """Return whether two tensors have the same bytes, type and shape."""
     if (tensor.dtype, tensor.shape, tensor.end - tensor.start) != (
         reference.dtype,
         reference.shape,

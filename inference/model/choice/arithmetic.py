@@ -250,7 +250,6 @@ def place_by_products(ids: Tensor, pairs: Tensor, share: Tensor) -> tuple[Tensor
 
 
 def _widened(rows: Tensor, width: int) -> Tensor:
-    """Pad rows with LOWEST to a width."""
     if rows.shape[1] == width:
         return rows
     missing = torch.full_like(rows[:, : width - rows.shape[1]], LOWEST)

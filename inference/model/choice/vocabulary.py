@@ -1,7 +1,5 @@
-"""Vocabularies that are divided among ranks, and the exchange of scores.
-
-If the head is divided, each rank computes the logits of its own ids. Ranks exchange a few scores
-and ids per node, never all logits.
+"""Vocabularies that are divided among ranks. Each rank computes the logits of its own ids; ranks
+exchange a few scores and ids per node, never all logits.
 """
 
 from __future__ import annotations

@@ -1,12 +1,6 @@
-"""A fused round as a graph: the draft grows a tree, the target chooses a token at every node, and
-matches are accepted.
-
-The tree has a fixed shape. The draft ranks with the target's noise, which couples its proposals to
-the target's choices. Acceptance is accept_matches() (inference/tree/token_tree.py), unrolled over
-the shape.
-
-`RoundGraph` reads the caches of both models and returns new keys and values for its caller to
-write. `StatefulRoundGraph` writes them itself, and also implements all other graphs of its package.
+"""A fused round as a graph: the draft grows a tree of a fixed shape, the target chooses a token at
+every node, and matches are accepted (accept_matches(), unrolled). The draft ranks with the target's
+noise, which couples its proposals to the target's choices.
 """
 
 from __future__ import annotations
@@ -20,8 +14,7 @@ from torch import Tensor
 from inference.files.artifact import Bucket, DraftBucket, RoundBucket
 from inference.model.cache import CachedGraph, KeysValues
 from inference.model.choice.arithmetic import ENGINES, HOST
-from inference.model.choice.masked_choice import MaskInputs
-from inference.model.choice.noise_window import KeepsNoise
+from inference.model.choice.graph_choice import KeepsNoise, MaskInputs
 from inference.model.choice.sampler import Sampling, noise_table
 from inference.model.decoder import Decoder, Hidden
 from inference.model.graphs.drafted_tree import (

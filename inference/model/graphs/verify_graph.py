@@ -1,17 +1,10 @@
 """The modules that are compiled: a Decoder with sampling, for the fixed shapes of a bucket.
 
-`VerifyGraph` reads the caches and returns new keys and values for its caller to write (CPU, CUDA).
-Neuron's `StatefulGraph` writes them out of place and reassigns its buffers.
-
-Both have the same inputs. Without `pick` they choose at every node. Without the sampling inputs
-they are greedy; with them they serve any mixture of rows. With MaskInputs, they adjust the logits
-and return the result of choose_scored() instead of the chosen ids. A `VerifyGraph` computes noise
-when needed; a `StatefulGraph` reads noise windows (inference/model/choice/noise_window.py). With
-only `rows`, a `StatefulGraph` copies a row of its caches; with only `rows`, `after` and `seed`, it
-fills windows. This is a single module because all graphs of a package share state and signature.
-
-A graph with feature layers also returns features: the layers' inputs at every node, as in
-`Decoder.forward`. They are complete on every rank.
+The inputs that are present select the operation, because all graphs of a package share state and
+signature. Without `pick` they choose at every node. Without the sampling inputs they are greedy;
+with them they serve any mixture of rows. With MaskInputs, they adjust the logits and return the
+result of choose_scored(). With feature layers, they also return these layers' inputs at every node,
+complete on every rank.
 """
 
 from __future__ import annotations
@@ -25,8 +18,7 @@ from torch import Tensor
 from inference.files.artifact import Bucket
 from inference.model.cache import CachedGraph, KeysValues
 from inference.model.choice.arithmetic import ENGINES, HOST, Arithmetic
-from inference.model.choice.masked_choice import MaskInputs, choose_scored, idle_masks
-from inference.model.choice.noise_window import KeepsNoise
+from inference.model.choice.graph_choice import KeepsNoise, MaskInputs, choose_scored, idle_masks
 from inference.model.choice.sampler import Sampling, choose_drawn, choose_greedy, shared_noise
 from inference.model.decoder import Decoder, Hidden
 
@@ -34,8 +26,6 @@ Inputs = TypeVar("Inputs", bound=tuple[Tensor, ...])
 
 
 class _Nodes(NamedTuple):
-    """The nodes of a forward pass, with their masks."""
-
     tokens: Tensor
     rows: Tensor
     positions: Tensor

@@ -22,6 +22,7 @@ from inference.sampling import random_seed
 from outrider.client.client import Client
 from outrider.endpoint.interfaces.failures import ApiError, api_error
 from outrider.endpoint.interfaces.requests import ChatRequest, CompletionRequest
+from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_runner import Parts, TextRunner
 from outrider.text.completion import Completion, Request
 from outrider.text.prompts import make_request
@@ -94,12 +95,13 @@ def check_model(texts: TextRunner, name: str | None) -> None:
 
 
 async def answer_request(
-    texts: TextRunner,
+    manager: TargetManager,
     body: ChatRequest | CompletionRequest,
     http: HttpRequest,
     interface: type[Answer],
 ) -> Response:
     """Generate the outputs that a request asks for, and answer in its interface's format."""
+    texts = await manager.get()
     check_model(texts, body.model)
     caller = http.state.caller
     texts.check_room(len(body.prompts) * body.choices, caller)

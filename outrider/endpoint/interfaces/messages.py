@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from outrider.client.client import Client
 from outrider.endpoint.interfaces.answering import Answer, StreamEvent, named_event
+from outrider.endpoint.interfaces.chat_answers import finish_reason
 from outrider.endpoint.interfaces.chat_messages import JsonObject, Text
 from outrider.endpoint.interfaces.failures import ApiError
 from outrider.endpoint.interfaces.requests import MAX_MESSAGES, ChatRequest
@@ -141,11 +142,9 @@ def _use(call_id: str, name: str, arguments: Any) -> JsonObject:
 
 
 def _stop_reason(text: Completion) -> JsonObject:
-    reason = "end_turn" if text.finish_reason == "stop" else "max_tokens"
-    if reason == "end_turn" and text.tool_calls:
-        reason = "tool_use"
-    elif text.stopped_by:
-        reason = "stop_sequence"
+    reasons = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
+    by_string = text.stopped_by and not text.tool_calls
+    reason = "stop_sequence" if by_string else reasons[finish_reason(text)]
     return {"stop_reason": reason, "stop_sequence": text.stopped_by or None}
 
 

@@ -210,13 +210,9 @@ class ChatRequest(TextRequest):
     top_logprobs: Annotated[int, Ge(0), Le(MAX_LOGPROBS)] | None = None
 
     @model_validator(mode="after")
-    def _has_logprobs(self) -> Self:
+    def _is_consistent(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
-        return self
-
-    @model_validator(mode="after")
-    def _ends_in_one_way(self) -> Self:
         if self.add_generation_prompt and self.continue_final_message:
             raise ValueError("add_generation_prompt and continue_final_message exclude each other")
         return self

@@ -107,15 +107,22 @@ class ResponseWriter(Answer):
 
     def add(self, _index: int, piece: Piece) -> Iterable[StreamEvent]:
         call = piece.call
-        if call is None:
-            if piece.text or self._open == "message":  # else tokens of a call
-                yield from self._add_text(piece)
+        if call is not None:
+            if call.name:
+                yield from self._begin_item(_call(call.id, call.name, ""))
+            if call.arguments:
+                self._items[-1]["arguments"] += call.arguments
+                yield self._item_event("function_call_arguments.delta", delta=call.arguments)
             return
-        if call.name:
-            yield from self._begin_item(_call(call.id, call.name, ""))
-        if call.arguments:
-            self._items[-1]["arguments"] += call.arguments
-            yield self._item_event("response.function_call_arguments.delta", delta=call.arguments)
+        if self._open != "message":
+            if not piece.text:  # tokens of a call
+                return
+            yield from self._begin_item(_message("", []), content=[])
+            yield self._item_event("content_part.added", part=_part("", []))
+        (part,), logprobs = self._items[-1]["content"], self._logprobs(piece.tokens, piece.logprobs)
+        part["text"] += piece.text
+        part["logprobs"] += logprobs
+        yield self._item_event("output_text.delta", delta=piece.text, logprobs=logprobs)
 
     def finish(self, _index: int, _text: Completion) -> Iterable[StreamEvent]:
         return self._end_item()
@@ -128,22 +135,11 @@ class ResponseWriter(Answer):
         code = error.code or error.kind
         yield self._event("error", code=code, message=error.message, param=error.param)
 
-    def _add_text(self, piece: Piece) -> Iterable[StreamEvent]:
-        if self._open != "message":
-            yield from self._begin_item(_message("", []), content=[])
-            yield self._part_event("response.content_part.added", part=_part("", []))
-        part = self._items[-1]["content"][0]
-        logprobs = self._logprobs(piece.tokens, piece.logprobs)
-        part["text"] += piece.text
-        part["logprobs"] += logprobs
-        yield self._part_event("response.output_text.delta", delta=piece.text, logprobs=logprobs)
-
     def _begin_item(self, item: JsonObject, **empty: Any) -> Iterable[StreamEvent]:
         """Add an item. empty: fields that are still empty in the event"""
         yield from self._end_item()
         self._items.append(item)
-        self._open = item["type"]
-        begun = item | {"status": "in_progress"} | empty
+        begun, self._open = item | {"status": "in_progress"} | empty, item["type"]
         place = len(self._items) - 1
         yield self._event("response.output_item.added", output_index=place, item=begun)
 
@@ -154,20 +150,17 @@ class ResponseWriter(Answer):
         if self._open == "message":
             (part,) = item["content"]
             done = {"text": part["text"], "logprobs": part["logprobs"]}
-            yield self._part_event("response.output_text.done", **done)
-            yield self._part_event("response.content_part.done", part=part)
+            yield self._item_event("output_text.done", **done)
+            yield self._item_event("content_part.done", part=part)
         else:
-            arguments = item["arguments"]
-            yield self._item_event("response.function_call_arguments.done", arguments=arguments)
+            yield self._item_event("function_call_arguments.done", arguments=item["arguments"])
         self._open = ""
         yield self._event("response.output_item.done", output_index=place, item=item)
 
-    def _part_event(self, name: str, **data: Any) -> StreamEvent:
-        return self._item_event(name, content_index=0, **data)
-
     def _item_event(self, name: str, **data: Any) -> StreamEvent:
         place = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
-        return self._event(name, **place, **data)
+        part = {"content_index": 0} if self._open == "message" else {}
+        return self._event(f"response.{name}", **place, **part, **data)
 
     def _event(self, name: str, **data: Any) -> StreamEvent:
         self._events += 1

@@ -19,7 +19,7 @@ from compile.store import DiskObjects
 from inference.backends.neuron.loading import load_neuron
 from inference.backends.neuron.model import COPY, FILL
 from inference.files.artifact import MANIFEST, Bucket, check_files
-from tests.support.fake_hlo import Lowering
+from tests.support.fake_build import Lowering
 from tests.support.fake_neuron import Neuron
 from tests.support.neuron_artifacts import FEW, MORE, build, spec_of
 from tests.support.repository import ROOT

@@ -20,9 +20,17 @@ from inference.files.artifact import Manifest
 from inference.model.checkpoints.config import parse_config
 from inference.model.decoder import Decoder
 from tests.support.models import TINY, tiny_decoder, write_checkpoint
-from tests.support.native_targets import native_builder, native_spec
-from tests.support.neuron_artifacts import JUNK, ROWS, TREE, source_of
-from tests.support.strict_torch_neuron import CPU, DEATH, dying_once
+from tests.support.neuron_artifacts import (
+    CPU,
+    DEATH,
+    JUNK,
+    ROWS,
+    TREE,
+    dying_once,
+    native_builder,
+    native_spec,
+    source_of,
+)
 
 GREEDY = (verify_bucket(ROWS, TREE, JUNK, JUNK, sampled=False),)
 

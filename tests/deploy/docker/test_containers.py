@@ -15,12 +15,11 @@ import pytest
 
 import outrider
 from grpc_comm.certificate import make_certificate
-from grpc_comm.keys_file import make_key
+from grpc_comm.keys import make_key
 from outrider.processes import READY
 from tests.house import ROOMS
-from tests.support.host_files import read_dockerfile
 from tests.support.repository import ROOT, tool
-from tests.support.scratch_host import IMAGE_VENV, ScratchHost, scratch_host
+from tests.support.scratch_host import IMAGE_VENV, ScratchHost, read_dockerfile, scratch_host
 from tests.support.wire_fixtures import free_port
 
 DOCKER = ROOT / "deploy" / "docker"

@@ -10,7 +10,7 @@ from deploy.host.idle import Activity, Idleness, idleness, main
 from grpc_comm.observability.endpoint import serve_metrics
 from grpc_comm.observability.metrics import Metrics
 from grpc_comm.transport import Address
-from tests.support.observed import counted
+from tests.support.hand_streams import counted
 from tests.support.wire_fixtures import connected, eventually, free_port, opened, successor_engine
 
 AT_ONCE = "1e-9"

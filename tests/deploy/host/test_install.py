@@ -19,8 +19,8 @@ from packaging.utils import canonicalize_name
 from deploy.host.user_data import user_data
 from deploy.instance import NEURON_VENV
 from inference.backends.neuron.sdk import INDEX, WHEELS
-from tests.support.host_settings import settings
 from tests.support.repository import ROOT
+from tests.support.scratch_host import settings
 
 PYTHON = """#!/bin/sh
 shift 2

@@ -23,16 +23,14 @@ import outrider
 from compile.store import open_store, push
 from deploy.host.user_data import HostSettings, user_data
 from grpc_comm.certificate import make_certificate
-from grpc_comm.keys_file import make_key
+from grpc_comm.keys import make_key
 from inference.files.artifact import check_files, read_manifest
 from outrider.models.directories import EMBEDDED
 from tests.support.artifacts import build
 from tests.support.aws_server import AwsServer
-from tests.support.host_files import read_unit
-from tests.support.host_settings import settings
 from tests.support.hub_server import COMMIT, TOKEN, hub_server
 from tests.support.repository import ROOT
-from tests.support.scratch_host import IMAGE_VENV, ScratchHost, scratch_host
+from tests.support.scratch_host import IMAGE_VENV, ScratchHost, read_unit, scratch_host, settings
 from tests.support.wire_fixtures import free_port
 
 pytestmark = pytest.mark.extended

@@ -11,9 +11,9 @@ import yaml
 
 from deploy.host.user_data import MAX_BYTES, HostSettings, job_script, user_data
 from outrider.options.verbs import ROLES
-from tests.support.host_settings import DIGEST, JOB, settings
 from tests.support.refusals import assert_refused
 from tests.support.repository import tool
+from tests.support.scratch_host import DIGEST, JOB, settings
 
 EVERYTHING = settings(
     artifact_store="s3://bucket/artefacts",

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from outrider.options.roles import TargetRole
-from tests.support.host_files import UnitFile, read_unit
 from tests.support.repository import ROOT
+from tests.support.scratch_host import UnitFile, read_unit
 
 UNITS = sorted((ROOT / "deploy" / "systemd").iterdir())
 SERVICE = ROOT / "deploy/systemd/outrider-target.service"

@@ -27,7 +27,7 @@ from inference.order import MAX_CREDIT, Decode
 from inference.sampling import SamplingParams
 from inference.text_log import MAX_UNREAD
 from outrider.measure.link import LinkShape, shaped_link
-from tests.support.observed import counted
+from tests.support.hand_streams import counted
 from tests.support.wire_fixtures import (
     VOCABULARY,
     WAIT,

@@ -14,6 +14,7 @@ import pytest
 
 from grpc_comm.certificate import make_certificate
 from grpc_comm.client import replicas as module
+from grpc_comm.client.channel import refuses
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.patience import Patience
 from grpc_comm.client.remote_session import RemoteSession
@@ -21,7 +22,6 @@ from grpc_comm.client.replicas import check_same, rendezvous
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.transport import Address, Endpoint, parse_endpoint
-from grpc_comm.unanswered import refuses
 from inference.errors import Mismatch, Unavailable
 from inference.order import Decode
 from tests.support.refusals import assert_refused

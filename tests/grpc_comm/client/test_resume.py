@@ -31,7 +31,7 @@ from inference.proposer import Proposer
 from inference.sampling import Grammar, GrammarKind, SamplingParams
 from outrider.measure.link import ShapedLink, shaped_link
 from tests.support import pairs
-from tests.support.drafts import proposers_of, text_of
+from tests.support.pairs import proposers_of, text_of
 from tests.support.wire_fixtures import (
     FAULTY,
     WAIT,

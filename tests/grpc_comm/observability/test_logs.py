@@ -13,7 +13,7 @@ from grpc_comm.observability.log import start_log
 from grpc_comm.observability.metrics import Ending, Metrics
 from inference.engine.tuning import TUNING
 from inference.errors import InvalidRequest
-from tests.support.observed import MODEL, SESSION_ID, TENANT, Service
+from tests.support.hand_streams import MODEL, SESSION_ID, TENANT, Service
 
 SECRET_TOKENS = [3_777, 3_778, 3_779]
 

@@ -14,9 +14,8 @@ from grpc_comm.transport import Address
 from inference.errors import InvalidRequest
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from tests.support.hand_streams import left_open, say
+from tests.support.hand_streams import MODEL, SESSION_ID, TENANT, Service, counted, left_open, say
 from tests.support.hostile import resume
-from tests.support.observed import MODEL, SESSION_ID, TENANT, Service, counted
 from tests.support.wire_fixtures import background, decode_to, eventually, successor_engine
 
 LOOPBACK = Address("127.0.0.1", 0)

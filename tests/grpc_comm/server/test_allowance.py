@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grpc_comm.server.rate_limit import (
+from grpc_comm.server.state import (
     BURST_SECONDS,
     BYTES_PER_SECOND,
     MESSAGES_PER_SECOND,

@@ -20,7 +20,6 @@ from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.server import BackgroundServer
 from inference.engine.engine import Engine
 from inference.errors import InvalidRequest
-from tests.support.examples import examples
 from tests.support.hostile import (
     DESCRIBE,
     ENDINGS,
@@ -32,6 +31,7 @@ from tests.support.hostile import (
     token_of,
 )
 from tests.support.mutator import Mutator
+from tests.support.tiers import examples
 from tests.support.wire_fixtures import FAULTY, WAIT, Successor, background, eventually, opening
 
 LENGTH = 64

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from grpc_comm import keys_file
+from grpc_comm import keys
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
 from grpc_comm.security import SecurityOptions
@@ -93,7 +93,7 @@ def carried(target: HostedTarget, *calls: Any) -> list[Any]:
 @pytest.fixture
 def keyed(tmp_path: Path) -> tuple[SecurityOptions, str]:
     file = tmp_path / "keys.json"
-    token = keys_file.make_key(file, "alice")
+    token = keys.make_key(file, "alice")
     return SecurityOptions(keys_file=file), token
 
 

@@ -18,9 +18,8 @@ from grpc_comm.observability.metrics import Metrics
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.model_registry import Served
 from grpc_comm.server.server import BackgroundServer
-from tests.support.hand_streams import Raw, say
+from tests.support.hand_streams import Raw, dropped, say
 from tests.support.hostile import SESSION, Neighbour, RawPeer, deaf, frame, neighbour
-from tests.support.observed import dropped
 from tests.support.wire_fixtures import (
     FAULTY,
     VOCABULARY,
@@ -228,7 +227,7 @@ FLOODS = {
 def test_a_flood_is_held_back_at_its_sender(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond what is due it takes what gRPC's flow control holds, some 100 KB."""
     for limit in ("NODES", "BYTES", "MESSAGES"):
-        monkeypatch.setattr(f"grpc_comm.server.rate_limit.{limit}_PER_SECOND", 1)
+        monkeypatch.setattr(f"grpc_comm.server.state.{limit}_PER_SECOND", 1)
     engine, flood = successor_engine(rows=1), Flood(opening(prompt=[3]), then=FLOODS[kind])
     with background(engine) as server, raw_stub(server.address) as stub:
         call = stub.Session(iter(flood))
@@ -243,7 +242,7 @@ def test_a_flood_is_held_back_at_its_sender(kind: str, monkeypatch: pytest.Monke
 def test_candidates_that_come_too_fast_are_dropped_and_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("grpc_comm.server.rate_limit.NODES_PER_SECOND", 40)
+    monkeypatch.setattr("grpc_comm.server.state.NODES_PER_SECOND", 40)
     metrics = Metrics()
     with background(successor_engine(), metrics=metrics) as server:
         said = say(server.address, [opening(), *[chain_of(range(4, 34))] * 2, decode_to(6)])

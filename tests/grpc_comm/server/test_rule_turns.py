@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from grpc_comm.keys import Key
-from grpc_comm.server.rule_turns import CHECKS, RuleTurns
+from grpc_comm.server.state import CHECKS, RuleTurns
 from inference.errors import Busy, InvalidRequest
 from tests.support.wire_fixtures import WAIT
 

@@ -16,9 +16,8 @@ from grpc_comm.observability.metrics import Metrics
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer
-from tests.support.hand_streams import Said, go, left_open, say, under_way
+from tests.support.hand_streams import Said, dropped, go, left_open, say, under_way
 from tests.support.hostile import bearer, keys_file, neighbour, resume, token_of
-from tests.support.observed import dropped
 from tests.support.wire_fixtures import (
     WAIT,
     background,

@@ -22,11 +22,11 @@ from compile.spec import CompileSpec, mask_words, prefill_bucket, verify_bucket
 from grpc_comm.client.connection import connect
 from inference.backends.eager import EagerModel
 from inference.backends.graphs.compiled import CompiledModel, load_compiled, read_compiled
-from inference.backends.target_features import FeatureForm
 from inference.engine.engine import Engine
 from inference.engine.sessions.local_session import LocalSession
 from inference.errors import BadArtifact, InvalidRequest
 from inference.files.artifact import read_manifest, write_manifest
+from inference.model.cache import FeatureForm
 from inference.model.decoder import Decoder
 from inference.sampling import SamplingParams
 from inference.text.tokenizer import Tokenizer
@@ -34,8 +34,8 @@ from outrider.cli import main
 from outrider.processes import READY
 from outrider.target.spawn import role_environment
 from tests.support.backends import NO_COMPILER
-from tests.support.drafts import alone, growing, nudged, speculated
 from tests.support.models import loaded, write_checkpoint_with_tokenizer
+from tests.support.pairs import alone, growing, nudged, speculated
 from tests.support.refusals import assert_refused
 
 pytestmark = [pytest.mark.extended, NO_COMPILER]

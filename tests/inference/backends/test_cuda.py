@@ -7,14 +7,13 @@ import pytest
 import torch
 
 from inference.backends import Segment
-from inference.backends.cuda.graphs import Outputs, Run
-from inference.backends.cuda.model import CudaModel
+from inference.backends.cuda.model import CudaModel, Outputs, Run
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.model.decoder import Decoder
 from inference.sampling import SamplingParams
 from inference.tree.token_tree import TokenTree
-from tests.support.fake_recorder import Reruns
+from tests.support.fake_cuda import Reruns
 from tests.support.models import segment
 from tests.support.pairs import SEQUENCE_LENGTH, decoder, prompt_of
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from inference.backends.cuda.graphs import CudaGraphs, Outputs
-from tests.support.strict_cuda import Cuda, Refused, install
+from inference.backends.cuda.model import CudaGraphs, Outputs
+from tests.support.fake_cuda import Cuda, Refused, install
 
 DEVICE: Any = SimpleNamespace(index=0)
 ONES = torch.ones(4)

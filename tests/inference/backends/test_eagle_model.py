@@ -11,9 +11,8 @@ import torch
 
 from inference.backends import Ranked
 from inference.backends.eager import EagerModel
-from inference.backends.eagle_model import EagleModel
+from inference.backends.eagle_model import EagleModel, FeatureSequence
 from inference.backends.sequence import ModelSequence, TargetRow
-from inference.backends.target_features import FeatureSequence
 from inference.model.choice.sampler import Sampling, rank
 from inference.model.eagle_head import OfTarget, read_head
 from inference.sampling import SamplingParams

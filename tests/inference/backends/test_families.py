@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, __version__
 
-from inference.backends.choices import choose_at
-from inference.backends.cuda.graphs import Recorder
+from inference.backends.cuda.model import Recorder
+from inference.backends.eager import choose_at
 from inference.backends.libraries.transformers_loading import (
     CudaLibraryModel,
     in_fours,
@@ -37,13 +37,13 @@ from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.times import Times
 from inference.tree.token_tree import TokenTree
-from tests.support.drafts import alone, knowledge, rounds, speculated
-from tests.support.fake_recorder import Traced
+from tests.support.equality import assert_rows_are_independent
+from tests.support.fake_cuda import Traced
 from tests.support.families import EVERY_TIME, FAMILIES, STATES, VOCABULARY, config_of, table_rows
 from tests.support.models import by_id, segment, sequence_after, tiny_decoder
+from tests.support.pairs import alone, knowledge, rounds, speculated
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
-from tests.support.row_independence import assert_rows_are_independent
 
 OLD = __version__ < "5"
 LENGTH, TREE, MADE = 64, 16, 12

@@ -39,9 +39,9 @@ from inference.tree.tree_shape import Branches
 from outrider.options.roles import FusedTargetRole
 from outrider.target.target import load_target
 from tests.support.backends import NO_COMPILER
-from tests.support.drafts import alone, assert_drafted_text
 from tests.support.equality import NearTies
 from tests.support.models import loaded, write_checkpoint_with_tokenizer
+from tests.support.pairs import alone, assert_drafted_text
 from tests.support.refusals import assert_refused
 
 pytestmark = [pytest.mark.extended, NO_COMPILER]

@@ -19,11 +19,9 @@ from inference.engine.sessions.local_session import LocalSession
 from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
 from inference.tree.token_tree import TokenTree
-from tests.support.adjustments import adjustment
-from tests.support.drafts import alone, assert_drafted_text
 from tests.support.equality import NearTies
 from tests.support.fake_neuron import Neuron
-from tests.support.models import write_checkpoint
+from tests.support.models import adjustment, write_checkpoint
 from tests.support.neuron_artifacts import (
     FUSED_SHAPE,
     MASKED,
@@ -34,6 +32,7 @@ from tests.support.neuron_artifacts import (
     fused_spec_of,
     whole,
 )
+from tests.support.pairs import alone, assert_drafted_text
 
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=11), SamplingParams(1.0, seed=2**62 + 5)]
 

@@ -19,7 +19,7 @@ from inference.sampling import SamplingParams
 from inference.tree.token_tree import TokenTree
 from outrider.models.directories import EMBEDDED
 from tests.support.families import WINDOW, config_of
-from tests.support.gguf_files import write_library_gguf
+from tests.support.gguf_models import write_library_gguf
 from tests.support.models import by_id, sequence_after
 
 pytest.importorskip("llama_cpp", reason="a GGUF file needs pip install '.[gguf]'")

@@ -15,7 +15,7 @@ from inference.model.checkpoints.config import parse_config
 from inference.model.decoder import Decoder
 from inference.tree.token_tree import TokenTree
 from outrider.models.directories import EMBEDDED
-from tests.support.gguf_files import write_gguf
+from tests.support.gguf_models import write_gguf
 from tests.support.models import TINY, by_id, random_decoder, sequence_after
 from tests.support.refusals import assert_refused
 

@@ -10,7 +10,7 @@ from inference.backends.gguf.library import TokenBatch
 from inference.backends.gguf.model import GgufModel, check_trees
 from inference.backends.gguf.trees import GgufTrees
 from inference.tree.token_tree import TokenTree
-from tests.support.fake_llama_cpp import VOCABULARY, Cells, logits_after, model_of, seen_after
+from tests.support.gguf_models import VOCABULARY, Cells, logits_after, model_of, seen_after
 from tests.support.models import sequence_after
 
 PROMPT = [3, 1, 4, 1, 5]

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from inference.backends import Segment
-from inference.backends.choices import rank_at
+from inference.backends.eager import rank_at
 from inference.backends.gguf.model import GgufModel
 from inference.backends.gguf.trees import BranchSequences, GgufTrees
 from inference.backends.libraries.host_choice import rank_of_row
 from inference.errors import LimitExceeded, Unavailable
 from inference.sampling import SamplingParams
 from inference.tree.token_tree import TokenTree
-from tests.support.fake_llama_cpp import VOCABULARY, Cells, logits_after, model_of, seen_after
+from tests.support.gguf_models import VOCABULARY, Cells, logits_after, model_of, seen_after
 from tests.support.models import sequence_after
 from tests.support.refusals import assert_refused
 

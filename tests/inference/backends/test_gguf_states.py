@@ -12,7 +12,7 @@ from inference.backends.sequence import ModelSequence
 from inference.errors import Unavailable
 from inference.sampling import SamplingParams
 from inference.tree.token_tree import TokenTree
-from tests.support.fake_llama_cpp import VOCABULARY, StateCells, logits_after, model_of, seen_after
+from tests.support.gguf_models import VOCABULARY, StateCells, logits_after, model_of, seen_after
 from tests.support.models import sequence_after
 from tests.support.refusals import assert_refused
 

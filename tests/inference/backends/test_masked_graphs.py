@@ -19,16 +19,15 @@ from inference.backends.graphs.graph_calls import inputs_of
 from inference.files.artifact import Bucket
 from inference.model.cache import empty_cache
 from inference.model.choice.arithmetic import ENGINES, HOST
-from inference.model.choice.masked_choice import MaskInputs
+from inference.model.choice.graph_choice import MaskInputs
 from inference.model.choice.sampler import OUT_OF_REACH
 from inference.model.choice.vocabulary import WHOLE_VOCABULARY
 from inference.model.graphs.verify_graph import VerifyGraph
 from inference.sampling import SamplingParams
 from inference.token_rule import Adjustment
 from inference.tree.token_tree import IntArray
-from tests.support.adjustments import adjustment
-from tests.support.examples import examples
-from tests.support.models import tiny_decoder
+from tests.support.models import adjustment, tiny_decoder
+from tests.support.tiers import examples
 
 VOCABULARY, NODES, JUNK = 61, 8, 40
 WORDS = mask_words(VOCABULARY, 1)

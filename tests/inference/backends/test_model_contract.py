@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from inference.backends import Model
-from inference.backends.target_features import FeatureModel
+from inference.backends.eagle_model import FeatureModel
 from inference.drafters.round_proposer import BestFirst, Chain, RoundProposer
 from inference.engine.engine import Engine
 from inference.engine.prefix_cache import WORTH_COPYING
@@ -22,11 +22,11 @@ from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from tests.support import heads
 from tests.support.backends import BACKENDS, Subject, eager_model, needs
-from tests.support.columns import BASE, Candidate, nodes_of
-from tests.support.drafts import alone, copying, growing, nudged, rounds, speculated
+from tests.support.equality import assert_rows_are_independent
 from tests.support.models import segment, tiny_decoder
 from tests.support.neuron_artifacts import LENGTH, TREE, VOCABULARY, engine_of
-from tests.support.row_independence import assert_rows_are_independent
+from tests.support.pairs import alone, copying, growing, nudged, rounds, speculated
+from tests.support.scripted import BASE, Candidate, nodes_of
 
 SAMPLINGS = [
     SamplingParams(),

@@ -22,7 +22,6 @@ from inference.model.cache import cache_names
 from inference.model.checkpoints.config import parse_config
 from inference.sampling import SamplingParams
 from inference.tree.token_tree import TokenTree
-from tests.support.drafts import alone
 from tests.support.fake_neuron import Neuron
 from tests.support.models import TINY, segment, write_checkpoint
 from tests.support.neuron_artifacts import (
@@ -38,6 +37,7 @@ from tests.support.neuron_artifacts import (
     spec_of,
     whole,
 )
+from tests.support.pairs import alone
 from tests.support.refusals import assert_refused
 
 # ranks, changes of the tiny Llama of 4 heads and 61 ids

@@ -35,7 +35,7 @@ from inference.text.tokenizer import Tokenizer
 from outrider.cli import main
 from tests.support.fake_neuron import VERSIONS, Neuron
 from tests.support.neuron_artifacts import build, built_model, spec_of
-from tests.support.noise_oracle import PINNED, exact_gumbel
+from tests.support.oracles import PINNED, exact_gumbel
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 

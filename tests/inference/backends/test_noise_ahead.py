@@ -9,7 +9,7 @@ import pytest
 
 from inference.backends.neuron.model import Draw, NoiseAhead
 from inference.errors import Unavailable
-from inference.model.choice.noise_window import FILLED, WINDOW, NoisePlace
+from inference.model.choice.graph_choice import FILLED, WINDOW, NoisePlace
 
 
 class Device:

@@ -12,11 +12,10 @@ from inference.backends.sequence import ModelSequence
 from inference.engine.sessions.local_session import LocalSession
 from inference.sampling import SamplingParams
 from inference.token_rule import Adjustment
-from tests.support.adjustments import adjustment
 from tests.support.backends import Subject, eager_model, needs
-from tests.support.drafts import alone, growing, nudged, speculated
-from tests.support.models import tiny_decoder
+from tests.support.models import adjustment, tiny_decoder
 from tests.support.neuron_artifacts import VOCABULARY, engine_of
+from tests.support.pairs import alone, growing, nudged, speculated
 
 PREFIX = list(range(20, 30))
 SAMPLINGS = [

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from inference.backends.sequence import Slots
 from inference.errors import LimitExceeded
-from tests.support.examples import examples
+from tests.support.tiers import examples
 
 CAPACITY = 24
 

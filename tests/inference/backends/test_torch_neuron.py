@@ -37,11 +37,21 @@ from tests.support import heads
 from tests.support.artifacts import planned_manifest
 from tests.support.fake_neuron import Neuron, lay_out
 from tests.support.models import tiny_decoder, write_checkpoint
-from tests.support.native_targets import native_builder, native_spec, prepared
-from tests.support.neuron_artifacts import JUNK, ROWS, VOCABULARY, build, source_of, spec_of, whole
+from tests.support.neuron_artifacts import (
+    CPU,
+    JUNK,
+    ROWS,
+    VOCABULARY,
+    build,
+    native_builder,
+    native_spec,
+    prepared,
+    source_of,
+    spec_of,
+    whole,
+)
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
-from tests.support.strict_torch_neuron import CPU
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,18 @@ from inference.loop.draft_tuning import TUNING
 from inference.planner.child_features import Following, joint_features
 from inference.planner.prices import Prices
 from inference.proposer import COPY, MODEL
-from tests.support.columns import BASE, candidates_of
-from tests.support.scripted_models import ScriptedModel, disagreeing
-from tests.support.stepped import SAMPLING, Numbers, knowledge, progress, sent, tokens_of
+from tests.support.exact import GREEDY
+from tests.support.scripted import (
+    BASE,
+    Numbers,
+    ScriptedModel,
+    candidates_of,
+    disagreeing,
+    knowledge,
+    progress,
+    sent,
+    tokens_of,
+)
 
 PHRASE = [11, 12, 13, 14, 15, 16]
 NUMBERS = Numbers()
@@ -28,7 +37,7 @@ def copier() -> GrowingProposer:
 
 def test_a_phrase_that_begins_again_is_sent_to_its_end_without_a_call() -> None:
     proposer = copier()
-    proposer.open([*PHRASE, 7, *PHRASE[:3]], SAMPLING, end=100)
+    proposer.open([*PHRASE, 7, *PHRASE[:3]], GREEDY, end=100)
     (nodes,) = sent(proposer, NUMBERS)
     assert (nodes.proposer, tokens_of([nodes])[:4]) == (COPY, [*PHRASE[3:], 7])
     assert proposer.work(0.0) is None
@@ -37,7 +46,7 @@ def test_a_phrase_that_begins_again_is_sent_to_its_end_without_a_call() -> None:
 
 def test_a_target_that_never_copies_silences_the_copies() -> None:
     proposer, length, copies = copier(), 6, list[int]()
-    proposer.open([1, 2, 3, 1, 2, 4], SAMPLING, end=4000)
+    proposer.open([1, 2, 3, 1, 2, 4], GREEDY, end=4000)
     for step in range(200):
         copies.append(0)
         for token in (1, 2, 100 + step):
@@ -52,7 +61,7 @@ def test_model_and_copies_share_a_list_and_name_a_token_once() -> None:
     model = ScriptedModel(disagreeing, capacity=512)
     proposer = Draft(model).proposer(0, knowledge(), Prices(), room=99, copies=True)
     prompt = [*PHRASE, 7, *PHRASE[:3]]
-    proposer.open(prompt, SAMPLING, end=200)
+    proposer.open(prompt, GREEDY, end=200)
     assert [nodes.proposer for nodes in sent(proposer, NUMBERS)] == [COPY]
     for _ in range(6):
         proposer.work(0.0)
@@ -108,9 +117,9 @@ def test_few_tokens_are_named_and_the_others_are_counted() -> None:
 
 def test_texts_of_others_are_not_copied() -> None:
     proposer = copier()
-    proposer.open([*PHRASE, 7], SAMPLING, end=100)
+    proposer.open([*PHRASE, 7], GREEDY, end=100)
     proposer.close()
-    proposer.open([8, *PHRASE[:3]], SAMPLING, end=100)
+    proposer.open([8, *PHRASE[:3]], GREEDY, end=100)
     assert sent(proposer, NUMBERS) == []
 
 
@@ -136,7 +145,7 @@ def calls_and_sent(one: GrowingProposer, written: int, tokens: list[int]) -> lis
 
 def test_a_text_that_outgrows_the_draft_is_copied_without_a_call() -> None:
     one = proposer()
-    one.open(TEXT[:20], SAMPLING, end=200)
+    one.open(TEXT[:20], GREEDY, end=200)
     within, beyond = 40, 70
     history = calls_and_sent(one, 20, TEXT[20 : 20 + within + beyond])
     at_the_end, (calls, sent) = history[within], history[-1]
@@ -147,7 +156,7 @@ def test_a_text_that_outgrows_the_draft_is_copied_without_a_call() -> None:
 
 def test_a_prompt_that_is_longer_than_the_draft_reaches_is_copied_from() -> None:
     one = proposer()
-    one.open(TEXT[:70], SAMPLING, end=200)
+    one.open(TEXT[:70], GREEDY, end=200)
     history = calls_and_sent(one, 70, TEXT[70:100])
     assert history[-1][0] == 0
     assert history[-1][1] > 15
@@ -156,7 +165,7 @@ def test_a_prompt_that_is_longer_than_the_draft_reaches_is_copied_from() -> None
 def test_rounds_of_a_draft_end_where_it_reaches() -> None:
     model = ScriptedModel(disagreeing, capacity=REACH)
     one = RoundProposer(model, Chain(4), room=64)
-    one.open(TEXT[:70], SAMPLING, end=200)
+    one.open(TEXT[:70], GREEDY, end=200)
     for place, token in enumerate(TEXT[70:80], 70):
         one.work(0.0)
         one.on_progress(progress(place, [token]), 0.0)

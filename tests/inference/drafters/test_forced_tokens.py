@@ -10,16 +10,20 @@ from inference.drafters.growing_proposer import Draft, GrowingProposer
 from inference.planner.prices import Prices
 from inference.proposer import COPY
 from inference.sampling import Grammar, GrammarKind, SamplingParams
-from tests.support.scripted_grammar import CHARACTERS, RULED, scripted_grammars
-from tests.support.scripted_models import ScriptedModel, disagreeing, perfect
-from tests.support.stepped import (
+from tests.support.exact import GREEDY
+from tests.support.scripted import (
     CALL,
+    CHARACTERS,
     PROMPT,
-    SAMPLING,
+    RULED,
     Numbers,
+    ScriptedModel,
     World,
+    disagreeing,
     knowledge,
+    perfect,
     progress,
+    scripted_grammars,
     sent,
     tokens_of,
 )
@@ -77,7 +81,7 @@ def test_a_brace_costs_no_call() -> None:
 @pytest.mark.parametrize("bad", ["(", "abc"], ids=["no grammar", "a text that breaks it"])
 def test_a_draft_that_cannot_have_the_grammar_drafts_as_before(bad: str) -> None:
     named = list[list[int]]()
-    for params in (SAMPLING, regex(bad)):
+    for params in (GREEDY, regex(bad)):
         params = SamplingParams(grammar=params.grammar, made=1)
         proposer, numbers = proposer_of(ScriptedModel(disagreeing)), Numbers()
         proposer.open(PROMPT, params)

@@ -7,23 +7,22 @@ import pytest
 from inference.drafters.growing_proposer import Draft, GrowingProposer
 from inference.loop.draft_tuning import TUNING
 from inference.planner.prices import Prices
-from tests.support.columns import BASE, candidates_of
-from tests.support.scripted_models import (
-    Says,
-    ScriptedModel,
-    disagreeing,
-    own_text,
-    perfect,
-    useless,
-)
-from tests.support.stepped import (
+from tests.support.exact import GREEDY
+from tests.support.scripted import (
+    BASE,
     CALL,
     PROMPT,
-    SAMPLING,
+    Says,
+    ScriptedModel,
     World,
+    candidates_of,
+    disagreeing,
     knowledge,
+    own_text,
+    perfect,
     progress,
     scripted_proposer,
+    useless,
 )
 
 TEXT = own_text(PROMPT, 400)
@@ -146,7 +145,7 @@ def test_keys_of_what_lives_on_are_kept_and_all_others_are_free() -> None:
     """A row with room for 40 nodes lasts, and no node that was ranked is fed again."""
     model = ScriptedModel(disagreeing, capacity=140)
     proposer = Draft(model).proposer(0, knowledge(), Prices(), room=40)
-    proposer.open(PROMPT, SAMPLING)
+    proposer.open(PROMPT, GREEDY)
     assert not proposer.feed()
     fed, stayed = 0, 0
     for step in range(90):
@@ -164,7 +163,7 @@ def test_keys_of_what_lives_on_are_kept_and_all_others_are_free() -> None:
 
 def test_a_row_that_is_full_ends_drafting_and_nothing_else() -> None:
     proposer = scripted_proposer(perfect, room=4)
-    proposer.open(PROMPT, SAMPLING, end=len(PROMPT) + 300)
+    proposer.open(PROMPT, GREEDY, end=len(PROMPT) + 300)
     while proposer.work(0.0) is not None:
         pass
     assert proposer.usage.nodes == 4

@@ -12,15 +12,26 @@ from inference.drafters.round_proposer import BestFirst, Chain, Policy, RoundPro
 from inference.planner.prices import Prices
 from inference.proposer import DraftUsage, Nodes, Proposer
 from inference.sampling import SamplingParams
-from tests.support.columns import BASE, candidates_of
-from tests.support.scripted_grammar import RULED, scripted_grammars
-from tests.support.scripted_models import ScriptedModel, disagreeing
-from tests.support.stepped import SAMPLING, Numbers, World, knowledge, progress, sent, tokens_of
+from tests.support.exact import GREEDY
+from tests.support.scripted import (
+    BASE,
+    RULED,
+    Numbers,
+    ScriptedModel,
+    World,
+    candidates_of,
+    disagreeing,
+    knowledge,
+    progress,
+    scripted_grammars,
+    sent,
+    tokens_of,
+)
 
 PROMPT = [3, 1, 4, 1, 5, 9, 3, 1, 4]
 TOKENS = 60
 GRAMMARS = scripted_grammars()
-RULES = {"free": SAMPLING, "JSON": RULED}
+RULES = {"free": GREEDY, "JSON": RULED}
 
 
 @cache

@@ -16,9 +16,9 @@ from inference.sampling import SamplingParams
 from inference.tree.tree_shape import Branches
 from tests.support import heads, pairs
 from tests.support.beside import engine_of_rounds, fused, head_beside, model_beside
-from tests.support.drafts import alone, assert_drafted_text
 from tests.support.equality import NearTies
 from tests.support.exact import asked, finish, run_dry, text_of
+from tests.support.pairs import alone, assert_drafted_text
 
 TARGET, LENGTH, TOKENS = pairs.decoder(1), pairs.SEQUENCE_LENGTH, 40
 PROMPT, OTHER = [5, 17, 250, 3, 99] * 4, pairs.prompt_of(9)

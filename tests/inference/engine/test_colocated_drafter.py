@@ -21,13 +21,20 @@ from inference.text.grammar import Grammars
 from tests.support import pairs
 from tests.support.beside import CALL, FORWARD, model_beside
 from tests.support.clock import Clock
-from tests.support.drafts import alone, growing, knowledge, text_of
 from tests.support.exact import GREEDY, asked, exact_engine, finish, free, own_text, together
 from tests.support.exact import text_of as made_by
-from tests.support.scripted_grammar import RULED, scripted_grammars
-from tests.support.scripted_models import VOCABULARY as KINDS
-from tests.support.scripted_models import Prefix, Says, ScriptedModel, disagreeing, useless
-from tests.support.scripted_models import perfect as right
+from tests.support.pairs import alone, growing, knowledge, text_of
+from tests.support.scripted import (
+    RULED,
+    Prefix,
+    Says,
+    ScriptedModel,
+    disagreeing,
+    scripted_grammars,
+    useless,
+)
+from tests.support.scripted import VOCABULARY as KINDS
+from tests.support.scripted import perfect as right
 
 
 def wrong(prefix: Prefix) -> tuple[list[int], list[float]]:

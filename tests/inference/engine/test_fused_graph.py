@@ -43,10 +43,17 @@ from inference.tree.token_tree import IntArray, TokenTree, accept_matches
 from inference.tree.tree_shape import NONE, Branches
 from tests.support.beside import engine_of_rounds, fused
 from tests.support.clock import Clock
-from tests.support.drafts import alone, text_of
 from tests.support.exact import GREEDY, Cost, chain, finish, free, opened, running
 from tests.support.exact import text_of as made_by
-from tests.support.pairs import SEQUENCE_LENGTH, VOCABULARY, decoder, engine, perturbed
+from tests.support.pairs import (
+    SEQUENCE_LENGTH,
+    VOCABULARY,
+    alone,
+    decoder,
+    engine,
+    perturbed,
+    text_of,
+)
 
 LENGTH, TOKENS, PROMPT = 120, 30, [5, 17, 250, 3, 99]
 SAMPLINGS = [

@@ -18,8 +18,8 @@ from inference.proposer import COLOCATED
 from inference.sampling import SamplingParams
 from tests.support import heads, pairs
 from tests.support.beside import head_beside
-from tests.support.drafts import alone
 from tests.support.exact import asked, finish
+from tests.support.pairs import alone
 from tests.support.repository import ROOT
 
 TARGET, LENGTH = pairs.decoder(1), pairs.SEQUENCE_LENGTH

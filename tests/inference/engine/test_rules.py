@@ -23,9 +23,9 @@ from inference.sampling import Grammar, GrammarKind, SamplingParams
 from inference.token_rule import TokenRule
 from tests.support.equality import full_logits
 from tests.support.exact import asked, chain, exact_engine, finish, opened, text_of
+from tests.support.oracles import RuleOracle
 from tests.support.pairs import STOP, VOCABULARY, engine, grammars, prompt_of, tokenizer
 from tests.support.refusals import assert_refused
-from tests.support.rule_oracle import RuleOracle
 
 WORDS = Grammar(GrammarKind.REGEX, "([a-f]{1,5} ){3,}(end|fed)")
 RULED = SamplingParams(

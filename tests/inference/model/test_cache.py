@@ -10,7 +10,7 @@ from compile.spec import prefill_bucket, verify_bucket
 from inference.backends.graphs.graph_calls import inputs_of, unstacked
 from inference.files.artifact import Bucket
 from inference.model.cache import KeysValues, copy_states, empty_cache, write_slots
-from inference.model.choice.noise_window import empty_window
+from inference.model.choice.graph_choice import empty_window
 from inference.model.decoder import Decoder
 from inference.model.graphs.verify_graph import (
     StatefulGraph,

@@ -25,8 +25,8 @@ from inference.model.choice.sampler import (
     rank_greedy,
 )
 from inference.sampling import CANDIDATES, SamplingParams
-from tests.support.examples import examples
-from tests.support.noise_oracle import exact_gumbel, oracle, seed_words
+from tests.support.oracles import exact_gumbel, seed_words, threefry
+from tests.support.tiers import examples
 
 CPU = torch.device("cpu")
 
@@ -303,7 +303,7 @@ def test_ranked_scores_are_log_probabilities_plus_the_noise() -> None:
         weights = np.exp(logits[0, node].numpy().astype(np.float64) / np.float32(0.7))
         expected = [
             math.log(weights[token] / weights.sum())
-            + exact_gumbel(oracle((9, 0), (token, int(AT[0, node])))[0])
+            + exact_gumbel(threefry((9, 0), (token, int(AT[0, node])))[0])
             for token in ids[0, node].tolist()
         ]
         assert sorted(ids[0, node].tolist()) == list(range(50))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from inference.model.choice.masked_choice import Scored
+from inference.model.choice.graph_choice import Scored
 from inference.model.graphs.verify_graph import example_inputs
 from tests.support import buckets
 from tests.support.buckets import state_of

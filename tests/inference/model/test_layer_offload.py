@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from inference.errors import UnsupportedModel
 from inference.model.decoder import Decoder, layers_on
-from inference.model.layer_offload import Copies, OffloadedLayers, ThreadCopies, load_offloaded
+from inference.model.layer_offload import Copies, OffloadedLayers, load_offloaded
 from inference.model.layers import Layer
 from tests.support.equality import full_logits
 from tests.support.models import loaded, tiny_decoder, write_checkpoint
@@ -66,7 +66,7 @@ def test_two_layers_are_in_memory_however_many_the_model_has(checkpoint: Path) -
     assert _size(ours) == _size(theirs) - (LAYERS - 2) * layer
 
 
-class AtOnce:
+class AtOnce(Copies):
     """Copies when they are started."""
 
     def start(self, copy: Callable[[], None]) -> None:
@@ -101,7 +101,7 @@ def test_while_a_layer_computes_the_next_one_is_fetched() -> None:
     assert fetched == [0, 1, 2, 0, 1, 2, 0]
 
 
-@pytest.mark.parametrize("copies", [AtOnce, ThreadCopies])
+@pytest.mark.parametrize("copies", [AtOnce, Copies])
 def test_a_forward_behind_a_broken_one_begins_anew(copies: Callable[[], Copies]) -> None:
     layers = numbered(4, lambda index: None, copies())
     for broken_at in range(4):
@@ -111,7 +111,7 @@ def test_a_forward_behind_a_broken_one_begins_anew(copies: Callable[[], Copies])
         assert [number_of(layer) for layer in layers] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("copies", [AtOnce, ThreadCopies])
+@pytest.mark.parametrize("copies", [AtOnce, Copies])
 def test_a_layer_that_cannot_be_fetched_fails_one_forward(copies: Callable[[], Copies]) -> None:
     failing = [2]
 

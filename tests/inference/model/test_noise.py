@@ -23,14 +23,14 @@ from inference.model.choice.arithmetic import (
 )
 from inference.model.choice.sampler import Sampling
 from inference.sampling import SamplingParams, threefry2x32
-from tests.support.noise_oracle import (
+from tests.support.oracles import (
     PINNED,
     PUBLISHED,
     WORD,
     exact_gumbel,
     int32,
-    oracle,
     seed_words,
+    threefry,
 )
 
 Words = tuple[Tensor, Tensor]
@@ -57,12 +57,12 @@ def blocks() -> list[list[int]]:
     return published + extremes + np.random.default_rng(0).integers(0, WORD, (200, 4)).tolist()
 
 
-@pytest.mark.parametrize("threefry", [words, joined], ids=["words", "limbs"])
-def test_threefry_is_as_published(threefry: Callable[[Words, Words], Words]) -> None:
+@pytest.mark.parametrize("block", [words, joined], ids=["words", "limbs"])
+def test_threefry_is_as_published(block: Callable[[Words, Words], Words]) -> None:
     k0, k1, c0, c1 = (int32(*column) for column in zip(*blocks(), strict=True))
-    x, y = threefry((k0, k1), (c0, c1))
+    x, y = block((k0, k1), (c0, c1))
     found = [(a % WORD, b % WORD) for a, b in zip(x.tolist(), y.tolist(), strict=True)]
-    assert found == [oracle((a, b), (c, d)) for a, b, c, d in blocks()]
+    assert found == [threefry((a, b), (c, d)) for a, b, c, d in blocks()]
     assert found[: len(PUBLISHED)] == [answer for _, _, answer in PUBLISHED]
 
 
@@ -105,7 +105,7 @@ def test_the_noise_is_pinned(
 ) -> None:
     key, at, of = seed_words(seed), int32(position)[0], int32(token)[0]
     assert words((key[0], key[1]), (of, at))[0].item() % WORD == bits
-    assert oracle((seed % WORD, seed >> 32), (token, position))[0] == bits
+    assert threefry((seed % WORD, seed >> 32), (token, position))[0] == bits
     drawn = draw(key, at, of).item()
     assert drawn == pytest.approx(value, abs=2e-6)
     assert drawn == pytest.approx(exact_gumbel(bits), abs=2e-6)

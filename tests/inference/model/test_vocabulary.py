@@ -14,7 +14,7 @@ from inference.backends.graphs.graph_calls import inputs_of
 from inference.files.artifact import Bucket
 from inference.model.checkpoints.config import parse_config
 from inference.model.choice.arithmetic import ENGINES, HOST
-from inference.model.choice.masked_choice import MaskInputs, Scored, choose_scored
+from inference.model.choice.graph_choice import MaskInputs, Scored, choose_scored
 from inference.model.choice.sampler import (
     Sampling,
     choose_drawn,

@@ -25,7 +25,7 @@ from inference.sampling import SamplingParams
 from inference.times import Shape, Times
 from inference.tree.token_tree import TokenTree
 from tests.support.exact import HandModel
-from tests.support.fake_llama_cpp import Cells, model_of
+from tests.support.gguf_models import Cells, model_of
 from tests.support.models import TINY, random_decoder, tiny_model
 
 LENGTH = 500

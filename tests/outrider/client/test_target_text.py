@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Rules
 from transformers import AutoTokenizer
 
 import outrider
-from grpc_comm.client.call import Channel
+from grpc_comm.client.channel import Channel
 from grpc_comm.client.connection import connect
 from grpc_comm.server.server import BackgroundServer, Target
 from inference.errors import InvalidRequest, Mismatch

@@ -19,7 +19,7 @@ from tests.support import heads
 from tests.support.commands import Run
 from tests.support.models import tiny_model
 from tests.support.refusals import assert_refused
-from tests.support.scripted_models import ScriptedModel, useless
+from tests.support.scripted import ScriptedModel, useless
 
 
 @pytest.fixture

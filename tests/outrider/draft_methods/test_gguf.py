@@ -30,7 +30,7 @@ from outrider.options.groups import DeviceOptions
 from outrider.options.roles import DraftRole, TargetRole
 from outrider.target.target import load_target
 from tests.support.commands import Run
-from tests.support.gguf_files import write_gguf
+from tests.support.gguf_models import write_gguf
 from tests.support.refusals import assert_refused
 
 PROMPT = "def read_lines(path):"

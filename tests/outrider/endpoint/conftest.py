@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -23,9 +23,12 @@ from outrider.endpoint.run import create_app
 from outrider.endpoint.server import HttpServer, listening
 from outrider.endpoint.target_manager import MAX_REQUESTS, TargetManager
 from outrider.endpoint.text_runner import TextRunner
+from outrider.options.draft_flags import DEFAULT_SOURCES
 from outrider.options.roles import ServeRole, TargetRole
 from outrider.target.target import load_target
-from outrider.text.completion import Request, silent
+from outrider.text.completion import Completion, silent
+from outrider.text.parameters import Parameters
+from outrider.text.prompts import Prompt, make_request
 from tests.support.chat_page import CHROMIUM, PATIENCE
 from tests.support.wire_fixtures import WAIT
 
@@ -147,20 +150,10 @@ def api(server: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server}/v1", api_key="not needed", max_retries=0)
 
 
-@pytest.fixture(scope="session")
-def own_text(texts: TextRunner) -> Callable[..., str]:
+def own(texts: TextRunner, prompt: Prompt, **parameters: Any) -> Completion:
     """The target's own text, made without any draft."""
-    client = texts.client
-
-    def make(prompt: str, tokens: int, temperature: float = 0.0, seed: int = 0) -> str:
-        from outrider.text.parameters import Parameters
-        from outrider.text.prompts import make_request
-
-        given = Parameters(tokens, temperature, seed=seed)
-        request: Request = make_request(client.text_model, prompt, given)
-        return client.complete(request, silent, threading.Event(), alone=True).text
-
-    return make
+    request = make_request(texts.client.text_model, prompt, Parameters(**parameters))
+    return texts.client.complete(request, silent, threading.Event(), alone=True)
 
 
 GREEDY = json.dumps({"temperature": 0})
@@ -179,18 +172,13 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def priced(target: str) -> Iterator[str]:
     """A server for which more than the target's hours has a price: there is something to steer."""
-    options = ServeRole(
-        target_host=target,
-        batch=2,
-        usd_per_hour=0.2,
-        usd_per_kwh=0.4,
-        usd_per_gb_up=0.0,
-        usd_per_gb_down=0.09,
-        draft_watts=300.0,
-    )
-    manager = TargetManager(options)
-    manager.open()
-    with closing(manager), http_server(manager) as address:
+    prices = {"usd_per_hour": 0.2, "usd_per_kwh": 0.4, "usd_per_gb_up": 0.0, "draft_watts": 300.0}
+    options: dict[str, Any] = {
+        "draft": DEFAULT_SOURCES,
+        "batch": 2,
+        "usd_per_gb_down": 0.09,
+    } | prices
+    with opened(target, **options) as (*_, address):
         yield address
 
 

@@ -31,25 +31,24 @@ from tests.support.wire_fixtures import WAIT
 
 JSON = {"Content-Type": "application/json"}
 TEXT, CHAT, PAGE = "/v1/completions", "/v1/chat/completions", "/page/texts"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 SAID = {"role": "user", "content": "def main():"}
 SHORT: dict[str, dict[str, Any]] = {
-    path: {"max_tokens": 2} | ({"prompt": "def main():"} if path == TEXT else {"messages": [SAID]})
-    for path in (TEXT, CHAT, PAGE)
+    TEXT: {"prompt": "def main():", "max_tokens": 2},
+    RESPONSES: {"input": "def main():", "max_output_tokens": 2},
+    **{path: {"messages": [SAID], "max_tokens": 2} for path in (CHAT, PAGE, MESSAGES)},
 }
-IMAGE = [{"type": "image_url", "image_url": {"url": "data:,"}}]
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
 CALLED = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
 LONG = "def f(x): " * (MAX_BODY_BYTES // 20)
 """Half of what a body may hold."""
 
 UNPAIRED = b"\\ud800"
-UNKNOWN, TOO_LONG = "unsupported_parameter", "context_length_exceeded"
 
 
 class Refused(NamedTuple):
     """A request that is refused."""
 
-    path: str
     body: dict[str, Any] | bytes  # fields beside a short text; or the whole body
     param: str | None = None
     shown: str = ""
@@ -57,101 +56,130 @@ class Refused(NamedTuple):
     status: int = 400
 
 
-REFUSED = {
-    "unknown model": Refused(CHAT, {"model": "gpt-9"}, "model", "gpt-9", "model_not_found", 404),
-    "no tokens": Refused(CHAT, {"max_tokens": 0}, "max_tokens"),
-    "negative temperature": Refused(CHAT, {"temperature": -1}, "temperature"),
-    "not a number": Refused(CHAT, {"top_p": "much"}, "top_p"),
-    "too many texts": Refused(CHAT, {"n": 99}, "n"),
-    "tool of another kind": Refused(CHAT, {"tools": [{"type": "web_search"}]}, shown="web_search"),
-    "tool without a name": Refused(CHAT, {"tools": [{"type": "function"}]}, shown="name is"),
-    "call without a tool": Refused(CHAT, {"tool_choice": "required"}, shown="tool_choice"),
-    "no such tool": Refused(
-        CHAT, {"tool_choice": {"type": "function", "function": {"name": "f"}}}, shown="f names no"
-    ),
-    "form without a schema": Refused(
-        CHAT, {"response_format": {"type": "json_schema"}}, shown="with a schema"
-    ),
-    "logprobs of nothing": Refused(CHAT, {"top_logprobs": 3}, shown="logprobs: true"),
-    "bias of no token": Refused(CHAT, {"logit_bias": {"a": 1}}, "logit_bias.a.[key]"),
-    "a biased id that is none": Refused(
-        CHAT, {"logit_bias": {"4294967296": 1}}, shown="token ids are 0 to"
-    ),
-    "an end that is none": Refused(CHAT, {"stop_token_ids": [2**32]}, shown="token ids are 0 to"),
-    "a length of a form": Refused(
-        CHAT,
-        {"min_tokens": 2, "response_format": {"type": "json_object"}},
-        shown="min_tokens cannot be combined with a grammar",
-    ),
-    "no penalty": Refused(CHAT, {"repetition_penalty": 0}, "repetition_penalty"),
-    "greedy by a switch": Refused(CHAT, {"do_sample": False}, "do_sample"),
-    "special tokens": Refused(CHAT, {"skip_special_tokens": False}, "skip_special_tokens"),
-    "tool call": Refused(CHAT, {"messages": [SAID, CALL]}, shown="a call is"),
-    "tool call of a user": Refused(
-        CHAT, {"messages": [SAID | {"tool_calls": [CALLED]}]}, "messages.0", "from the user"
-    ),
-    "image": Refused(
-        CHAT,
-        {"messages": [SAID | {"content": IMAGE}]},
-        "messages.0.content.0",
-        "images are not served",
-    ),
-    "silent user": Refused(
-        CHAT, {"messages": [SAID | {"content": None}]}, "messages.0", "user needs"
-    ),
-    "long chat": Refused(
-        CHAT, {"messages": [SAID | {"content": "x = 1\n" * 2000}]}, "messages", "1024", TOO_LONG
-    ),
-    "long text": Refused(TEXT, {"prompt": LONG}, "prompt", "1024", TOO_LONG),
-    "too many at once": Refused(TEXT, {"prompt": ["x"] * 41}, shown="41"),
-    **{
-        f"{name} of a {path.split('/')[2]}": Refused(path, {name: 0.9}, name, name, UNKNOWN)
-        for path, known in ((TEXT, CompletionRequest), (CHAT, ChatRequest))
-        for name in UNSERVED
-        if name not in known.model_fields
-    },
-    **{
-        f"body {body!r}": Refused(CHAT, body)
-        for body in (b"", b"{", b"[]", b'{"messages": "x"}', b'{"messages": []}', b"\xff\xfe")
-    },
-    "half of a pair in a prompt": Refused(TEXT, b'{"prompt": "%s"}' % UNPAIRED, shown="unicode"),
-    **{
-        f"half of a pair in a message of {path}": Refused(
-            path, b'{"messages": [{"role": "user", "content": "%s"}]}' % UNPAIRED, shown="unicode"
-        )
-        for path in (CHAT, PAGE)
-    },
-    **{
-        f"half of a pair in {field}": Refused(
-            TEXT, b'{"prompt": "abc", "%s": "%s"}' % (field.encode(), UNPAIRED)
-        )
-        for field in ("model", "prompt_cache_key", "stop")
-    },
-    "half of a pair in an address": Refused("/page/start", b'{"address": "%s"}' % UNPAIRED),
+def part(kind: str) -> dict[str, Any]:
+    """A message with content of this kind."""
+    return SAID | {"content": [{"type": kind, kind: {}, "source": {}}]}
+
+
+def form(**described: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema"} | described}
+
+
+def unserved(name: str) -> Refused:
+    return Refused({name: 0.9}, name, name, "unsupported_parameter")
+
+
+NO_MODEL = Refused({"model": "gpt-9"}, "model", "gpt-9", "model_not_found", 404)
+UNPAIRED_MESSAGE = Refused(
+    b'{"messages": [{"role": "user", "content": "%s"}]}' % UNPAIRED, shown="unicode"
+)
+REFUSED: dict[str, list[Refused]] = {
+    CHAT: [
+        NO_MODEL,
+        Refused({"max_tokens": 0}, "max_tokens"),
+        Refused({"temperature": -1}, "temperature"),
+        Refused({"top_p": "much"}, "top_p"),
+        Refused({"n": 99}, "n"),
+        Refused({"tools": [{"type": "web_search"}]}, shown="web_search"),
+        Refused({"tools": [{"type": "function"}]}, shown="name is"),
+        Refused({"tool_choice": "required"}, shown="tool_choice"),
+        Refused({"tool_choice": {"type": "function", "function": {"name": "f"}}}, shown="f names"),
+        Refused(form(), shown="with a schema"),
+        Refused({"top_logprobs": 3}, shown="logprobs: true"),
+        Refused({"logit_bias": {"a": 1}}, "logit_bias.a.[key]"),
+        Refused({"logit_bias": {"4294967296": 1}}, shown="token ids are 0 to"),
+        Refused({"stop_token_ids": [2**32]}, shown="token ids are 0 to"),
+        Refused(
+            {"min_tokens": 2, "response_format": {"type": "json_object"}},
+            shown="min_tokens cannot be combined with a grammar",
+        ),
+        Refused({"repetition_penalty": 0}, "repetition_penalty"),
+        Refused({"do_sample": False}, "do_sample"),
+        Refused({"skip_special_tokens": False}, "skip_special_tokens"),
+        Refused({"messages": [SAID, CALL]}, shown="a call is"),
+        Refused({"messages": [SAID | {"tool_calls": [CALLED]}]}, "messages.0", "from the user"),
+        Refused({"messages": [part("image_url")]}, "messages.0.content.0", "images are not served"),
+        Refused({"messages": [part("input_file")]}, "messages.0.content.0", "files are not served"),
+        Refused({"messages": [SAID | {"content": None}]}, "messages.0", "user needs"),
+        Refused(
+            {"messages": [SAID | {"content": "x = 1\n" * 2000}]},
+            "messages",
+            "1024",
+            "context_length_exceeded",
+        ),
+        Refused(
+            {"add_generation_prompt": True, "continue_final_message": True},
+            shown="exclude each other",
+        ),
+        *(unserved(name) for name in UNSERVED if name not in ChatRequest.model_fields),
+        *map(Refused, (b"", b"{", b"[]", b'{"messages": "x"}', b'{"messages": []}', b"\xff\xfe")),
+        UNPAIRED_MESSAGE,
+    ],
+    TEXT: [
+        Refused({"prompt": LONG}, "prompt", "1024", "context_length_exceeded"),
+        Refused({"prompt": ["x"] * 41}, shown="41"),
+        Refused({"prompt": [True, False]}, "prompt.0", "valid integer"),
+        Refused(form(json_schema={"schema": {"not": {}}}), shown="not"),
+        Refused(form(json_schema="x"), shown="response_format"),
+        Refused(
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+            shown="exclude each other",
+        ),
+        Refused({"structured_outputs": {"regex": "("}}, shown="grammar"),
+        Refused({"max_tokens": 0}, shown="echo"),
+        Refused(b'{"prompt": "x", "echo": true, "stream": true, "logprobs": 1}', shown="stream"),
+        *(unserved(name) for name in UNSERVED if name not in CompletionRequest.model_fields),
+        Refused(b'{"prompt": "%s"}' % UNPAIRED, shown="unicode"),
+        *(
+            Refused(b'{"prompt": "abc", "%s": "%s"}' % (field, UNPAIRED))
+            for field in (b"model", b"prompt_cache_key", b"stop")
+        ),
+    ],
+    PAGE: [UNPAIRED_MESSAGE],
+    "/page/start": [Refused(b'{"address": "%s"}' % UNPAIRED)],
+    RESPONSES: [
+        NO_MODEL,
+        *(unserved(name) for name in ("previous_response_id", "background", "prompt")),
+        Refused({"text": {"verbosity": "low"}}, "verbosity", "verbosity"),
+        Refused({"input": [{"type": "web_search_call"}]}, "input", "web_search_call"),
+        Refused({"tools": [{"type": "web_search"}]}, shown="web_search"),
+        Refused({"input": [part("input_image")]}, "messages.0.content.0", "images are"),
+    ],
+    MESSAGES: [
+        Refused({"model": "gpt-9"}, status=404),
+        Refused({"mcp_servers": [{"name": "a"}]}, shown="mcp_servers"),
+        Refused({"messages": [part("image")]}, shown="images are"),
+        Refused({"output_format": {"type": "x"}}, shown="output_format"),
+    ],
 }
 
 
-@pytest.mark.parametrize("path", sorted({request.path for request in REFUSED.values()}))
+@pytest.mark.parametrize("path", REFUSED)
 def test_what_is_not_served_is_refused_in_the_interfaces_shape(server: str, path: str) -> None:
     """Streamed or not; a body that is given whole says so itself."""
     with httpx.Client(base_url=server, timeout=WAIT) as http:
-        for name, (_, body, *said) in REFUSED.items():
-            if REFUSED[name].path != path:
-                continue
-            if isinstance(body, bytes):
-                answers = [http.post(path, content=body, headers=JSON)]
-            else:
-                bodies = [SHORT[path] | {"stream": streamed} | body for streamed in (False, True)]
-                answers = [http.post(path, json=whole) for whole in bodies]
-            for answer in answers:
-                error, (param, shown, code, status) = answer.json()["error"], said
-                assert (answer.status_code, error["type"]) == (status, "invalid_request_error"), (
-                    name
-                )
-                assert error["message"], name
-                assert shown in error["message"], name
-                assert code in (None, error["code"]), name
-                assert isinstance(body, bytes) or error["param"] == param, name
+        for row in REFUSED[path]:
+            body, param, shown, code, status = row
+            bodies = (
+                [{"content": body, "headers": JSON}]
+                if isinstance(body, bytes)
+                else [{"json": SHORT[path] | {"stream": on} | body} for on in (False, True)]
+            )
+            kind = "invalid_request_error"
+            if path == MESSAGES and status == 404:
+                kind = "not_found_error"
+            for sent in bodies:
+                answer = http.post(path, **sent)
+                error = answer.json()["error"]
+                assert (answer.status_code, error["type"]) == (status, kind), row
+                assert error["message"], row
+                assert shown in error["message"], row
+                assert "\n" not in error["message"], row
+                if path == MESSAGES:
+                    assert answer.json()["type"] == "error"
+                    continue
+                assert code in (None, error["code"]), row
+                assert isinstance(body, bytes) or error["param"] == param, row
 
 
 @pytest.mark.parametrize(("name", "values"), NEUTRAL.items())

@@ -7,10 +7,7 @@ from typing import Any
 
 import httpx
 import openai
-import pytest
 
-from outrider.endpoint.target_manager import TargetManager
-from tests.outrider.endpoint.conftest import http_server
 from tests.support.tool_families import ADD
 from tests.support.wire_fixtures import WAIT
 
@@ -43,12 +40,17 @@ TURNS = [
 ]
 
 
+def post(http: httpx.Client, path: str, **asked: Any) -> dict[str, Any]:
+    """The answer to a greedy request."""
+    answer = http.post(path, json=asked | {"temperature": 0}, timeout=WAIT)
+    assert answer.is_success, answer.text
+    body: dict[str, Any] = answer.json()
+    return body
+
+
 def chat(http: httpx.Client, **asked: Any) -> dict[str, Any]:
     """The answer of the chat that the layers stand on."""
-    answer = http.post("/v1/chat/completions", json=asked | {"temperature": 0}, timeout=WAIT)
-    assert answer.is_success, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    return post(http, "/v1/chat/completions", **asked)
 
 
 def test_a_response_is_the_chats_text(api: openai.OpenAI, http: httpx.Client) -> None:
@@ -125,35 +127,8 @@ def test_a_response_has_the_form_that_was_asked_for(api: openai.OpenAI) -> None:
     assert json.loads(made.output_text)["y"] in (1, 2)
 
 
-UNSERVED: dict[str, tuple[dict[str, Any], str]] = {
-    "state": ({"previous_response_id": "resp_1"}, "previous_response_id"),
-    "background": ({"background": True}, "background"),
-    "a kept prompt": ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-    "another length": ({"text": {"verbosity": "low"}}, "verbosity"),
-    "another item": ({"input": [{"type": "web_search_call"}]}, "input"),
-    "another tool": ({"tools": [{"type": "web_search"}]}, "web_search"),
-    "another part": (
-        {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-        "messages",
-    ),
-    "another model": ({"model": "gpt-9"}, "model"),
-}
-
-
-@pytest.mark.parametrize("name", UNSERVED)
-def test_what_a_response_has_no_words_for_is_refused(http: httpx.Client, name: str) -> None:
-    asked, shown = UNSERVED[name]
-    answer = http.post("/v1/responses", json={"input": PROMPT, "max_output_tokens": 1} | asked)
-    assert answer.status_code in (400, 404)
-    error = answer.json()["error"]
-    assert shown in f"{error['param']}: {error['message']}"
-
-
 def message(http: httpx.Client, **asked: Any) -> dict[str, Any]:
-    answer = http.post("/v1/messages", json={"temperature": 0} | asked, timeout=WAIT)
-    assert answer.is_success, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    return post(http, "/v1/messages", **asked)
 
 
 def test_a_message_is_the_chats_text(http: httpx.Client) -> None:
@@ -166,9 +141,7 @@ def test_a_message_is_the_chats_text(http: httpx.Client) -> None:
     usage = ours["usage"]
     counted = usage["input_tokens"] + usage["cache_read_input_tokens"]
     assert counted == theirs["usage"]["prompt_tokens"]
-    count = http.post(
-        "/v1/messages/count_tokens", json={"system": "Be.", "messages": [user]}
-    ).json()
+    count = post(http, "/v1/messages/count_tokens", system="Be.", messages=[user])
     assert count == {"input_tokens": counted}
     stop = told[5:9]
     ended = message(http, system="Be.", messages=[user], max_tokens=20, stop_sequences=[stop])
@@ -193,25 +166,3 @@ def test_a_message_streams_its_blocks(http: httpx.Client) -> None:
     parts = [one["delta"]["partial_json"] for one in data if one["type"] == "content_block_delta"]
     assert json.loads("".join(parts)) == use["input"]
     assert data[-2]["delta"]["stop_reason"] == "tool_use"
-
-
-def test_a_message_that_is_refused_is_told_in_its_interfaces_shape(manager: TargetManager) -> None:
-    key = "alice-0123456789abcdef"
-    with http_server(manager, (key,)) as address, httpx.Client(base_url=address) as client:
-        asked: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}]}
-        image = [{"role": "user", "content": [{"type": "image", "source": {}}]}]
-        for headers, more, status, kind in (
-            ({}, {}, 401, "authentication_error"),
-            ({"x-api-key": key}, {"mcp_servers": [{"name": "a"}]}, 400, "invalid_request_error"),
-            ({"x-api-key": key}, {"messages": image}, 400, "invalid_request_error"),
-            ({"x-api-key": key}, {"output_format": {"type": "x"}}, 400, "invalid_request_error"),
-            ({"x-api-key": key}, {"model": "another"}, 404, "not_found_error"),
-        ):
-            answer = client.post("/v1/messages", json=asked | more, headers=headers)
-            assert answer.status_code == status
-            assert answer.json()["type"] == "error"
-            assert answer.json()["error"]["type"] == kind
-        answer = client.post(
-            "/v1/messages", json=asked | {"max_tokens": 1}, headers={"x-api-key": key}
-        )
-        assert answer.is_success

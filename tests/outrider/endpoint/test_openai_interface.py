@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -19,12 +18,11 @@ from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_runner import TextRunner
 from outrider.options.roles import ServeRole, TargetRole
 from outrider.target.target import load_target
-from tests.outrider.endpoint.conftest import http_server, opened, page_events
+from tests.outrider.endpoint.conftest import http_server, opened, own, page_events
 from tests.support.wire_fixtures import WAIT, free_port
 
 PROMPT = "def main():"
 CHAT: Any = [{"role": "user", "content": PROMPT}]
-OwnText = Callable[..., str]
 
 
 def made(api: openai.OpenAI, streamed: bool, **asked: Any) -> tuple[str, str]:
@@ -33,16 +31,6 @@ def made(api: openai.OpenAI, streamed: bool, **asked: Any) -> tuple[str, str]:
     chunks = list(answer) if streamed else [answer]
     text = "".join(chunk.choices[0].text for chunk in chunks)
     return text, chunks[-1].choices[0].finish_reason
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("streamed", [False, True])
-def test_a_completion_is_the_targets_own_text(
-    api: openai.OpenAI, own_text: OwnText, temperature: float, streamed: bool
-) -> None:
-    asked = {"prompt": PROMPT, "max_tokens": 40, "temperature": temperature, "seed": 5}
-    text = own_text(PROMPT, 40, temperature, 5)
-    assert made(api, streamed, **asked) == (text, "length")
 
 
 def test_a_chat_has_the_models_template_and_right_counts(
@@ -75,46 +63,38 @@ def test_a_streamed_chat_ends_with_reason_counts_and_speculation(api: openai.Ope
     assert accepted == counts["num_accepted_draft_tokens"]
 
 
-def test_texts_of_one_prompt_have_seeds_one_after_the_other(
-    api: openai.OpenAI, own_text: OwnText, texts: TextRunner
+def test_texts_come_in_the_order_of_prompts_and_their_seeds(
+    api: openai.OpenAI, texts: TextRunner
 ) -> None:
-    answer = api.completions.create(
-        model="", prompt=PROMPT, max_tokens=20, temperature=1, seed=7, n=3
-    )
-    own = [own_text(PROMPT, 20, 1.0, seed) for seed in (7, 8, 9)]
-    assert [choice.text for choice in answer.choices] == own
-    assert answer.usage is not None
-    assert answer.usage.prompt_tokens == len(texts.client.tokenizer.encode(PROMPT))
-    assert answer.usage.completion_tokens == 3 * 20
-
-
-def test_several_prompts_are_answered_in_their_order(api: openai.OpenAI, own_text: OwnText) -> None:
     prompts = [PROMPT, "class Queue:"]
-    answer = api.completions.create(model="", prompt=prompts, max_tokens=20, temperature=0)
-    assert [choice.text for choice in answer.choices] == [own_text(one, 20) for one in prompts]
+    asked: dict[str, Any] = {"max_tokens": 20, "temperature": 1}
+    answer = api.completions.create(model="", prompt=prompts, n=3, seed=7, **asked)
+    alone = [own(texts, prompt, seed=seed, **asked) for prompt in prompts for seed in (7, 8, 9)]
+    assert [choice.text for choice in answer.choices] == [text.text for text in alone]
+    assert answer.usage is not None
+    counted = sum(len(texts.client.tokenizer.encode(prompt)) for prompt in prompts)
+    assert answer.usage.prompt_tokens == counted
+    assert answer.usage.completion_tokens == 6 * 20
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_stop_string_across_tokens_ends_the_text_and_is_left_out(
-    api: openai.OpenAI, own_text: OwnText, streamed: bool
+    api: openai.OpenAI, texts: TextRunner, streamed: bool
 ) -> None:
-    whole = own_text(PROMPT, 60)
+    asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 60, "temperature": 0}
+    whole = own(texts, **asked).text
     stop = whole[12:31]
-    asked = {"prompt": PROMPT, "max_tokens": 60, "temperature": 0, "stop": [stop, "never there"]}
-    assert made(api, streamed, **asked) == (whole[: whole.index(stop)], "stop")
+    text = made(api, streamed, **asked, stop=[stop, "never there"])
+    assert text == (whole[: whole.index(stop)], "stop")
 
 
 @pytest.mark.extended
-def test_32_streams_at_once_are_the_targets_own_texts(server: str, own_text: OwnText) -> None:
+def test_32_streams_at_once_are_the_targets_own_texts(server: str, texts: TextRunner) -> None:
     client = openai.OpenAI(base_url=f"{server}/v1", api_key="x", max_retries=0, timeout=120)
-
-    def make(seed: int) -> str:
-        asked = {"prompt": PROMPT, "max_tokens": 24, "temperature": 1, "seed": seed}
-        return made(client, True, **asked)[0]
-
+    asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 24, "temperature": 1}
     with ThreadPoolExecutor(32) as pool:
-        texts = list(pool.map(make, range(32)))
-    assert texts == [own_text(PROMPT, 24, 1.0, seed) for seed in range(32)]
+        answers = list(pool.map(lambda seed: made(client, True, seed=seed, **asked), range(32)))
+    assert answers == [(own(texts, seed=seed, **asked).text, "length") for seed in range(32)]
 
 
 def test_a_prompt_that_comes_again_is_counted_as_cached(server: str) -> None:
@@ -142,15 +122,19 @@ def test_models_health_metrics_and_version_answer(http: httpx.Client) -> None:
 
 
 def test_a_key_is_needed_where_there_are_keys(manager: TargetManager) -> None:
-    with http_server(manager, ("alice-0123456789abcdef",)) as address:
-        asked = {"prompt": PROMPT, "max_tokens": 2}
-        for headers in ({}, {"Authorization": "Bearer wrong"}):
-            answer = httpx.post(f"{address}/v1/completions", json=asked, headers=headers)
+    key = "alice-0123456789abcdef"
+    with http_server(manager, (key,)) as address, httpx.Client(base_url=address) as http:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"x-api-key": "wrong"}):
+            answer = http.post("/v1/completions", json={"prompt": PROMPT}, headers=headers)
             assert answer.status_code == 401
             assert answer.json()["error"]["code"] == "invalid_api_key"
-        right = {"Authorization": "Bearer alice-0123456789abcdef"}
-        assert httpx.post(f"{address}/v1/completions", json=asked, headers=right).is_success
-        assert httpx.get(f"{address}/health").is_success
+        asked = {"messages": CHAT, "max_tokens": 1}
+        answer = http.post("/v1/messages", json=asked)
+        assert (answer.status_code, answer.json()["type"]) == (401, "error")
+        assert answer.json()["error"]["type"] == "authentication_error"
+        for headers in ({"Authorization": f"Bearer {key}"}, {"x-api-key": key}):
+            assert http.post("/v1/messages", json=asked, headers=headers).is_success
+        assert http.get("/health").is_success
 
 
 def test_a_page_elsewhere_cannot_act(http: httpx.Client) -> None:
@@ -185,12 +169,12 @@ def test_without_a_target_requests_are_told_why_and_the_target_is_found_when_it_
             assert httpx.post(f"{address}/v1/completions", json=asked, timeout=30).is_success
 
 
-def test_the_page_hears_who_named_each_token(http: httpx.Client, own_text: OwnText) -> None:
+def test_the_page_hears_who_named_each_token(http: httpx.Client, texts: TextRunner) -> None:
     asked = {"messages": CHAT, "max_tokens": 24}
     events = page_events(http, asked)
     assert {"piece", "tokens", "figures", "end"} <= {kind for kind, _ in events}
     text = "".join(data["text"] for kind, data in events if kind == "piece")
-    assert text == own_text(PROMPT, 24)
+    assert text == own(texts, PROMPT, max_tokens=24, temperature=0).text
     end = events[-1][1]
     assert (end["tokens"], end["reason"]) == (24, "length")
 

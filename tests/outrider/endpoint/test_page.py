@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from outrider.endpoint.target_manager import TargetManager
-from outrider.options.roles import ServeRole
-from tests.outrider.endpoint.conftest import http_server
+from outrider.options.draft_flags import DEFAULT_SOURCES
+from tests.outrider.endpoint.conftest import opened
 from tests.support.chat_page import IN_A_BROWSER, PATIENCE, ask_for, say
 
 pytestmark = [pytest.mark.extended, IN_A_BROWSER]
@@ -43,9 +41,7 @@ def test_the_slider_steers_the_target_in_use(page: Page) -> None:
 def test_where_all_positions_ask_for_the_same_the_page_has_no_knob_and_no_curve(
     context: BrowserContext, target: str
 ) -> None:
-    manager = TargetManager(ServeRole(target_host=target, usd_per_hour=1.34))
-    manager.open()
-    with closing(manager), http_server(manager) as address:
+    with opened(target, draft=DEFAULT_SOURCES, usd_per_hour=1.34) as (*_, address):
         page = context.new_page()
         page.goto(address)
         note = page.locator("#cs-note")

@@ -18,7 +18,7 @@ from outrider.endpoint.target_manager import TargetManager
 from outrider.options.roles import ServeRole, TargetRole
 from outrider.target.target import load_target
 from tests.outrider.endpoint.conftest import opened
-from tests.support.examples import examples
+from tests.support.tiers import examples
 
 pytestmark = pytest.mark.extended
 

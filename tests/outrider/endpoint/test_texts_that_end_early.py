@@ -223,34 +223,30 @@ def test_requests_without_a_target_look_for_it_together() -> None:
     assert {answer.status for answer in answers if isinstance(answer, ApiError)} == {503}
 
 
-def test_a_text_goes_on_behind_any_of_its_tokens_as_it_would_have(http: httpx.Client) -> None:
+def text_of(events: list[tuple[str, dict[str, Any]]]) -> str:
+    return "".join(data["text"] for name, data in events if name in ("made", "piece"))
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_text_goes_on_behind_any_of_its_tokens_as_it_would_have(
+    http: httpx.Client, stops: bool
+) -> None:
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 30}
     asked |= {"temperature": 0.8, "seed": 5}
     whole = page_events(http, asked)
-    ids = [token for name, data in whole if name == "tokens" for token in data["ids"]]
-    text = "".join(data["text"] for name, data in whole if name == "piece")
-    for cut in (1, 2, 17, 29):
-        (first, before), *rest = page_events(http, asked | {"made": ids[:cut]})
-        assert (first, before["tokens"]) == ("made", cut)
-        made = [before["text"], *(one["text"] for name, one in rest if name == "piece")]
-        assert "".join(made) == text
-        assert rest[-1][1]["tokens"] == 30 - cut
-    for wrong in (ids[:30], [10**6]):
+    tokens = [data for name, data in whole if name == "tokens"]
+    ids, words = ([value for data in tokens for value in data[key]] for key in ("ids", "texts"))
+    text = text_of(whole)
+    if stops:
+        asked["stop"] = ["".join(words[8:12])]  # of several tokens
+        text = text.partition(asked["stop"][0])[0]
+    for cut in (1, 2, 5, 9, 10, 17, 29):
+        (name, before), *rest = page_events(http, asked | {"made": ids[:cut]})
+        assert text_of([(name, before), *rest]) == text
+        assert stops or (before["tokens"], rest[-1][1]["tokens"]) == (cut, 30 - cut)
+    for wrong in [[10**6]] if stops else [[10**6], ids[:30]]:
         refused = http.post("/page/texts", json=asked | {"made": wrong})
         assert refused.json()["error"]["type"] == "invalid_request_error"
-
-
-def test_a_text_goes_on_to_its_stop_string_wherever_it_broke_off(http: httpx.Client) -> None:
-    asked: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 30}
-    tokens = [data for name, data in page_events(http, asked) if name == "tokens"]
-    ids, texts = ([one for data in tokens for one in data[key]] for key in ("ids", "texts"))
-    stop = "".join(texts[8:12])  # of several tokens
-    before = "".join(texts).partition(stop)[0]
-    for cut in range(1, 30, 4):
-        (_, made), *rest = page_events(http, asked | {"made": ids[:cut], "stop": [stop]})
-        assert (
-            made["text"] + "".join(one["text"] for name, one in rest if name == "piece") == before
-        )
 
 
 def test_a_text_that_broke_off_within_a_character_goes_on_with_that_character(

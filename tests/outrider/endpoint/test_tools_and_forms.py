@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from pathlib import Path
-from threading import Event
 from typing import Any
 
 import httpx
@@ -18,10 +16,7 @@ from grpc_comm.server.server import BackgroundServer
 from outrider.endpoint.text_runner import TextRunner
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_target
-from outrider.text.completion import silent
-from outrider.text.parameters import Parameters
-from outrider.text.prompts import make_request
-from tests.outrider.endpoint.conftest import opened
+from tests.outrider.endpoint.conftest import opened, own
 from tests.support.tool_families import ADD, STOP, TEMPLATES, with_template
 from tests.support.wire_fixtures import WAIT
 
@@ -120,55 +115,51 @@ def near(values: Any) -> Any:
     return pytest.approx(values, abs=1e-4)
 
 
-def own(texts: TextRunner, prompt: str, **given: Any) -> Any:
-    """The target's own text, made without any draft."""
-    request = make_request(texts.client.text_model, prompt, Parameters(**given))
-    return texts.client.complete(request, silent, Event(), alone=True)
+SAME: list[dict[str, Any]] = [
+    {},
+    {"presence_penalty": 0.5, "frequency_penalty": 1.2},
+    {"repetition_penalty": 1.3, "min_p": 0.05},
+    {"min_tokens": 20, "stop_token_ids": [*range(100, 300)]},
+]
+"""Fields that are parameters."""
 
-
-FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "object": ({"response_format": {"type": "json_object"}}, {"schema": {"type": "object"}}),
-    "schema": (
+FORMS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    *((fields, fields) for fields in SAME),
+    ({"response_format": {"type": "json_object"}}, {"schema": {"type": "object"}}),
+    (
         {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
         {"schema": SCHEMA},
     ),
-    "object of a schema": (
-        {"response_format": {"type": "json_object", "schema": SCHEMA}},
-        {"schema": SCHEMA},
-    ),
-    "json": ({"structured_outputs": {"json": SCHEMA}}, {"schema": SCHEMA}),
-    "regex": ({"structured_outputs": {"regex": "[a-f]{4}-[0-9]+"}}, {"regex": "[a-f]{4}-[0-9]+"}),
-    "choice": ({"structured_outputs": {"choice": ["yes", "no"]}}, {"choice": ["yes", "no"]}),
-    "penalties": (
-        {"presence_penalty": 0.5, "frequency_penalty": 1.2},
-        {"presence_penalty": 0.5, "frequency_penalty": 1.2},
-    ),
-    "others' parameters": (
-        {"repetition_penalty": 1.3, "min_p": 0.05},
-        {"repetition_penalty": 1.3, "min_p": 0.05},
-    ),
-    "the likeliest": ({"top_p": 0}, {"top_k": 1}),
-    "a least length": (
-        {"min_tokens": 20, "stop_token_ids": [*range(100, 300)]},
-        {"min_tokens": 20, "stop_token_ids": [*range(100, 300)]},
-    ),
-    "bias": ({"logit_bias": {"40": 5, "41": -100}}, {"logit_bias": {40: 5.0, 41: -100.0}}),
-}
+    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, {"schema": SCHEMA}),
+    ({"structured_outputs": {"json": SCHEMA}}, {"schema": SCHEMA}),
+    ({"structured_outputs": {"regex": "[a-f]{4}-[0-9]+"}}, {"regex": "[a-f]{4}-[0-9]+"}),
+    ({"structured_outputs": {"choice": ["yes", "no"]}}, {"choice": ["yes", "no"]}),
+    ({"top_p": 0}, {"top_k": 1}),
+    ({"logit_bias": {"40": 5, "41": -100}}, {"logit_bias": {40: 5.0, 41: -100.0}}),
+]
+"""Fields of a request, and the parameters that they are."""
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(("asked", "parameters"), FORMS)
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_a_text_with_a_rule_is_the_targets_own(
-    http: httpx.Client, texts: TextRunner, name: str, temperature: float
+def test_a_text_is_the_targets_own(
+    api: openai.OpenAI,
+    texts: TextRunner,
+    asked: dict[str, Any],
+    parameters: dict[str, Any],
+    temperature: float,
+    streamed: bool,
 ) -> None:
-    asked, given = FORMS[name]
-    alike = {"max_tokens": 40, "temperature": temperature, "seed": 5}
-    answer = http.post("/v1/completions", json={"prompt": PROMPT, **alike, **asked})
-    (choice,) = answer.json()["choices"]
-    alone = own(texts, PROMPT, **alike, **given)
-    assert choice["text"] == alone.text
-    assert choice["finish_reason"] == alone.finish_reason
+    alike: dict[str, Any] = {"max_tokens": 40, "temperature": temperature, "seed": 5}
+    alone = own(texts, PROMPT, **alike, **parameters)
+    answer: Any = api.completions.create(
+        model="", prompt=PROMPT, stream=streamed, extra_body=asked, **alike
+    )
+    chunks = list(answer) if streamed else [answer]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == alone.text
+    assert chunks[-1].choices[0].finish_reason == alone.finish_reason
 
 
 def test_log_probabilities_are_told_of_every_token(api: openai.OpenAI, texts: TextRunner) -> None:
@@ -263,40 +254,8 @@ def test_of_each_token_alone_log_probabilities_can_be_told(http: httpx.Client) -
     assert untold["logprobs"] is None
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "a schema of another kind": (
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
-        "not",
-    ),
-    "two forms": (
-        {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
-        "exclude each other",
-    ),
-    "no description of a form": (
-        {"response_format": {"type": "json_schema", "json_schema": "x"}},
-        "response_format",
-    ),
-    "no grammar": ({"structured_outputs": {"regex": "("}}, "grammar"),
-    "an id of nobody": ({"logit_bias": {"100000": 1}}, "100000"),
-    "echo of a stream": ({"echo": True, "stream": True, "logprobs": 1}, "stream"),
-    "nothing": ({"max_tokens": 0}, "echo"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_rule_that_cannot_be_kept_is_refused_in_one_line(http: httpx.Client, name: str) -> None:
-    asked, shown = REFUSED[name]
-    answer = http.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 4} | asked)
-    assert answer.status_code == 400
-    message = answer.json()["error"]["message"]
-    assert shown in message
-    assert "\n" not in message
-
-
-def test_the_record_of_a_call_can_be_printed(texts: TextRunner, tmp_path: Path) -> None:
-    given = Parameters(tools=[ADD], tool_choice="add", max_tokens=200, logprobs=0)
-    request = make_request(texts.client.text_model, CHAT, given)
-    done = texts.client.complete(request, silent, Event())
+def test_the_record_of_a_call_can_be_printed(texts: TextRunner) -> None:
+    done = own(texts, CHAT, tools=[ADD], tool_choice="add", max_tokens=200, logprobs=0)
     record = json.loads(json.dumps(done.record()))
     assert len(record["logprobs"]) == len(record["token_ids"])
     assert record["tool_calls"][0][1] == "add"

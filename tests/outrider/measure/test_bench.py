@@ -1,22 +1,24 @@
-"""A benchmark keeps each text as it is made, goes on after a kill, and compares runs by pairs."""
+"""A benchmark keeps each text as it is made, goes on after an end in the middle, and compares runs
+by pairs.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from inference.files.writing import locked
+from outrider.cli import main
 from outrider.measure.arms import AGAIN
 from outrider.measure.journal import NAME, TextKey, opened, plan_of, read_run
 from outrider.models.directories import find_tokenizer
 from outrider.options.roles import TargetRole
-from outrider.target.spawn import role_environment
 from tests.support.commands import Ended, Run
 from tests.support.refusals import assert_refused
 
@@ -29,17 +31,34 @@ SERVED = TargetRole(port=0, batch=1)
 MADE = ("kind", "arm", "prompts", "texts", "tokens", "compared", "equal")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def target(port: str) -> str:
     return f"127.0.0.1:{port}"
 
 
-@pytest.fixture
-def words(target: str, tmp_path: Path) -> list[str]:
+@pytest.fixture(scope="module")
+def words(target: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The command of a small run, without its --out."""
-    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, PROMPTS)))
-    flags = ["--max_new_tokens", "12", "--num_runs", "2", "--presets", "hybrid,suffix"]
-    return ["bench", "--target_host", target, "--file", str(tmp_path / "own.jsonl"), *flags]
+    file = tmp_path_factory.mktemp("prompts") / "own.jsonl"
+    file.write_text("\n".join(map(json.dumps, PROMPTS)))
+    flags = ["--max_new_tokens", "6", "--num_runs", "1", "--presets", "hybrid,suffix"]
+    return ["bench", "--target_host", target, "--file", str(file), *flags]
+
+
+class Whole(NamedTuple):
+    """A run that was not interrupted, and what it printed."""
+
+    directory: Path
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="module")
+def whole(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    directory, out, err = tmp_path_factory.mktemp("whole"), StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        assert main([*words, "--out", str(directory)]) == 0
+    return Whole(directory, out.getvalue(), err.getvalue())
 
 
 def summary(directory: Path) -> dict[str, Any]:
@@ -58,27 +77,17 @@ def texts(directory: Path) -> dict[TextKey, list[int]]:
     return {key: text["token_ids"] for key, text in run.texts.items()}
 
 
-def test_a_killed_run_goes_on_to_the_summary_of_an_uninterrupted_one(
-    words: list[str], tmp_path: Path, run: Run
+def test_a_run_that_ended_in_a_line_goes_on_to_the_summary_of_an_uninterrupted_one(
+    whole: Whole, words: list[str], tmp_path: Path, run: Run
 ) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert run(*words, "--out", whole).code == 0
-    command = [sys.executable, "-m", "outrider", *words, "--out", str(killed)]
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env=role_environment()
-    ) as process:
-        assert process.stderr is not None
-        assert any(line.startswith("1 of ") for line in process.stderr)
-        process.kill()
-    kept = (killed / NAME).read_bytes()
-    kept = kept[: kept.rindex(b"\n") + 1]
-    assert kept.count(b'{"text"') >= 3  # the first prompt's, by every arm
-    (killed / NAME).write_bytes(kept + b'{"text": {"set": "ow')
-    assert run(*words, "--out", killed).code == 0
-    assert (killed / NAME).read_bytes().startswith(kept)
-    assert made(killed) == made(whole)
-    assert texts(killed) == texts(whole)
-    rows = made(whole)
+    kept = b"".join((whole.directory / NAME).read_bytes().splitlines(keepends=True)[:5])
+    assert kept.count(b'{"text"') == 3
+    (tmp_path / NAME).write_bytes(kept + b'{"text": {"set": "ow')
+    assert run(*words, "--out", tmp_path).code == 0
+    assert (tmp_path / NAME).read_bytes().startswith(kept)
+    assert made(tmp_path) == made(whole.directory)
+    assert texts(tmp_path) == texts(whole.directory)
+    rows = made(tmp_path)
     assert [row["arm"] for row in rows if row["kind"] == "chat"] == [
         "target-only",
         AGAIN,
@@ -86,9 +95,9 @@ def test_a_killed_run_goes_on_to_the_summary_of_an_uninterrupted_one(
         "suffix",
     ]
     assert all(row["equal"] == row["compared"] == row["texts"] > 0 for row in rows)
-    before = (whole / NAME).read_bytes()
-    assert run(*words, "--out", whole).code == 0
-    assert (whole / NAME).read_bytes() == before
+    before = (tmp_path / NAME).read_bytes()
+    assert run(*words, "--out", tmp_path).code == 0
+    assert (tmp_path / NAME).read_bytes() == before
 
 
 def test_a_second_run_is_refused_while_another_one_writes_the_directory(
@@ -118,16 +127,10 @@ def test_a_preset_whose_draft_the_target_lacks_is_refused_in_one_line(
     ended.assert_failed("--draft beside", "no draft beside it", "fused_target")
 
 
-@pytest.fixture
-def measured(words: list[str], tmp_path: Path, run: Run) -> tuple[Path, Ended]:
-    return tmp_path / "bench", run(*words, "--num_runs", "1", "--out", tmp_path / "bench")
-
-
 def test_a_second_turn_follows_the_arms_own_answer_and_a_long_prompt_is_left_out(
-    measured: tuple[Path, Ended],
+    whole: Whole,
 ) -> None:
-    directory, ended = measured
-    found = read_run(directory / NAME)
+    found = read_run(whole.directory / NAME)
     assert found is not None
     tokenizer = find_tokenizer(None, "draft")
     second = [(key, text) for key, text in found.texts.items() if key.turn == 1]
@@ -138,43 +141,46 @@ def test_a_second_turn_follows_the_arms_own_answer_and_a_long_prompt_is_left_out
         chat = [{"role": role, "content": one} for role, one in zip(roles, said, strict=True)]
         assert text["prompt_tokens"] == len(tokenizer.encode_chat(chat))
     assert {key.name for key in found.texts} == {"queue", "two turns"}
-    assert "left out: code no room, turn 1: " in ended.err
-    assert "1 of 3 prompts are left out" in " ".join(ended.out.split())
-    assert "64 % of an answer repeats its prompt" in ended.out
-    assert "Too few for a claim: 1 chat, 1 code" in ended.out
-    assert {path.name for path in directory.iterdir()} >= {"report.md", "report.json"}
+    assert "left out: code no room, turn 1: " in whole.err
+    assert "1 of 3 prompts are left out" in " ".join(whole.out.split())
+    assert "64 % of an answer repeats its prompt" in whole.out
+    assert "Too few for a claim: 1 chat, 1 code" in whole.out
+    assert {path.name for path in whole.directory.iterdir()} >= {"report.md", "report.json"}
 
 
 @pytest.mark.parametrize(
     ("change", "shown"),
     [
-        (["--max_new_tokens", "7"], ["other settings", "max_new_tokens 12, then 7"]),
+        (["--max_new_tokens", "7"], ["other settings", "max_new_tokens 6, then 7"]),
         (["--samples", "1"], ["other settings", "samples null, then 1"]),
     ],
 )
 def test_a_run_with_other_settings_is_refused(
-    measured: tuple[Path, Ended], words: list[str], run: Run, change: list[str], shown: list[str]
+    whole: Whole, words: list[str], run: Run, change: list[str], shown: list[str]
 ) -> None:
-    run(*words, "--num_runs", "1", *change, "--out", measured[0]).assert_failed(*shown)
+    run(*words, *change, "--out", whole.directory).assert_failed(*shown)
 
 
 def test_a_run_of_other_prompts_or_models_is_refused(
-    measured: tuple[Path, Ended], words: list[str], tmp_path: Path, run: Run
+    whole: Whole, words: list[str], tmp_path: Path, run: Run
 ) -> None:
-    again = [*words, "--num_runs", "1", "--out", str(measured[0])]
-    lines = (measured[0] / NAME).read_text().splitlines()
-    begin = json.loads(lines[1])
-    begin["start"]["models"]["target"] = "another"
-    (measured[0] / NAME).write_text("\n".join([lines[0], json.dumps(begin), ""]))
-    run(*again).assert_failed("other models", 'target "another", then')
-    (tmp_path / "own.jsonl").write_text(json.dumps(PROMPTS[0]))
-    run(*again).assert_failed("other prompts", "own.jsonl/chat/two turns")
+    plan, start = map(json.loads, (whole.directory / NAME).read_text().splitlines()[:2])
+
+    def refused() -> Ended:
+        (tmp_path / NAME).write_text(f"{json.dumps(plan)}\n{json.dumps(start)}\n")
+        return run(*words, "--out", tmp_path)
+
+    start["start"]["models"]["target"] = "another"
+    refused().assert_failed("other models", 'target "another", then')
+    del plan["run"]["prompts"]["own.jsonl/chat/two turns"]
+    refused().assert_failed("other prompts", "own.jsonl/chat/two turns")
 
 
 def test_a_run_is_resumed_or_replaced_where_that_is_asked_for(tmp_path: Path) -> None:
     plan, other = plan_of({"a": 1}, []), plan_of({"a": 2}, [])
     with opened(tmp_path, plan) as journal:
         journal.write("start", {"load": 1})
+        assert (tmp_path / NAME).read_bytes().endswith(b'"start": {"load": 1}}\n')  # at once
     assert_refused(opened(tmp_path, other).__enter__, ["a 1, then 2"])
     with opened(tmp_path, plan) as journal:
         assert journal.starts == [{"load": 1}]

@@ -17,7 +17,7 @@ from outrider.measure.figures import (
     summarise,
 )
 from tests.outrider.measure.texts import PRICED, UNREAD, arm, key, record, rows
-from tests.support.completions import changed, completion
+from tests.support.commands import changed, completion
 
 READ = Figure.measured(8.0, "counter")
 HALF, OTHER = replace(PRICED, target_watts=None), replace(PRICED, draft_watts=None)

@@ -12,7 +12,7 @@ from outrider.measure.figures import Row, summarise
 from outrider.measure.journal import TextKey, Values
 from outrider.money.budget import RunBudget
 from outrider.text.completion import Completion
-from tests.support.completions import changed, completion
+from tests.support.commands import changed, completion
 
 UNREAD = Figure.unavailable("no counter here")
 PRICED = Billing(3.6, 0.36, 0.0, 0.0, draft_watts=10.0, target_watts=100.0, source="given")

@@ -16,9 +16,8 @@ import pytest
 from grpc_comm import translate
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.sampling_fields import PROTOCOL_VERSION
 from grpc_comm.server.server import BackgroundServer, Target
-from grpc_comm.translate import MAX_TIMES
+from grpc_comm.translate import MAX_TIMES, PROTOCOL_VERSION
 from inference.backends.cuda.model import CudaModel
 from inference.backends.eager import EagerModel
 from inference.engine.engine import Engine
@@ -42,7 +41,7 @@ from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
 from outrider.target.target import load_target
 from outrider.text.completion import Request, complete, silent
-from tests.support.fake_recorder import Reruns
+from tests.support.fake_cuda import Reruns
 from tests.support.wire_fixtures import LOOPBACK, describe, eventually, opened, successor_engine
 
 TIMES = (((1, 8), 0.03125), ((4, 8), 0.0625))

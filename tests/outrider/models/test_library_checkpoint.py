@@ -29,8 +29,8 @@ from outrider.models.loading import Checkpoint, find_target
 from outrider.options.groups import DeviceOptions, DraftModelOptions, QuantizationOptions
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_served
-from tests.support.drafts import alone, speculated
 from tests.support.families import config_of
+from tests.support.pairs import alone, speculated
 from tests.support.refusals import assert_refused
 
 PROMPT = list(range(40, 60))

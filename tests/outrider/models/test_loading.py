@@ -17,8 +17,8 @@ from outrider.models.loading_status import loading_status
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_served
+from tests.support.commands import Terminal
 from tests.support.models import write_checkpoint_with_tokenizer
-from tests.support.terminal import Terminal
 
 
 def load() -> None:

@@ -13,7 +13,7 @@ from outrider.models.capacity import Capacity
 from outrider.models.loading import Checkpoint
 from outrider.options.groups import DeviceOptions, QuantizationOptions
 from tests.support import pairs
-from tests.support.drafts import rounds, speculated
+from tests.support.pairs import rounds, speculated
 
 PROMPT = pairs.prompt_of(9)
 

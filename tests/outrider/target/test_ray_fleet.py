@@ -20,7 +20,7 @@ import grpc
 import pytest
 
 import outrider
-from grpc_comm import keys_file
+from grpc_comm import keys
 from grpc_comm.transport import parse_address
 from outrider.target.spawn import role_environment
 from tests.support.repository import ROOT
@@ -200,7 +200,7 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     directory = tmp_path_factory.mktemp("keys")
     token = directory / "token"
     token.touch(mode=0o600)
-    token.write_text(keys_file.make_key(directory / "keys.json", "alice"))
+    token.write_text(keys.make_key(directory / "keys.json", "alice"))
     return directory / "keys.json", token
 
 

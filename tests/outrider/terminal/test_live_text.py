@@ -11,7 +11,7 @@ from inference.command import say
 from inference.proposer import MODEL
 from outrider.terminal.live_text import LiveText, in_colour
 from outrider.text.pieces import Piece
-from tests.support.terminal import Terminal
+from tests.support.commands import Terminal
 
 
 def test_a_status_stands_in_place_of_the_text_until_it_begins(terminal: Terminal) -> None:

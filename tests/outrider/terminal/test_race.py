@@ -18,8 +18,7 @@ from outrider.terminal.race import Lane, Race, can_race, show_race
 from outrider.terminal.replay import REAL_PAIR, arrivals_of, read_recording
 from outrider.terminal.replay import conclusion as recorded_conclusion
 from outrider.text.completion import Completion
-from tests.support.commands import Run
-from tests.support.completions import completion
+from tests.support.commands import Run, completion
 from tests.support.refusals import assert_refused
 
 ASKED = 0.037

@@ -16,7 +16,7 @@ from outrider.money.goal import Goal
 from outrider.terminal.summary import account, summary
 from outrider.text.completion import Completion
 from tests.support.clock import Clock
-from tests.support.completions import completion
+from tests.support.commands import completion
 
 PRICED = Billing(3.6, 0.36, 0.0, 0.0, draft_watts=10.0, target_watts=100.0, source="as given")
 

@@ -9,7 +9,7 @@ from inference.times import Times
 from outrider.doctor.checks import plan
 from outrider.text.completion import Completion
 from outrider.text.limits import Limit, arithmetic_reason, limit_of, time_lines
-from tests.support.completions import changed, completion
+from tests.support.commands import changed, completion
 
 TRIP = 0.02
 MADE = completion(

@@ -40,160 +40,121 @@ def read(form: CallForm, text: str, cuts: list[int], several: bool = True) -> tu
     return said + reader.finish(), [(call.name, call.arguments) for call in calls]
 
 
-READ = {
-    "two, and words before": (
+STOPPED, ADDED = ("stop", "{}"), ("add", '{"x": 1}')
+READ: list[tuple[CallForm, str, str, list[tuple[str, str]]]] = [
+    (
         TAGGED,
         f'I add.\n<tool_call>\n{{"name": "add", "arguments": {NESTED}}}\n</tool_call>\n'
         '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>',
-        ("I add.", [("add", NESTED), ("stop", "{}")]),
+        "I add.",
+        [("add", NESTED), STOPPED],
     ),
-    "words behind": (
-        TAGGED,
-        '<tool_call>{"name":"stop","arguments":{}}</tool_call>\nso',
-        ("\nso", [("stop", "{}")]),
-    ),
-    "cut off": (TAGGED, '<tool_call>\n{"name": "add", "arguments": {"x', ("", [("add", '{"x')])),
-    "cut off before its name": (
-        TAGGED,
-        'no <tool_call>\n{"name',
-        ('no <tool_call>\n{"name', []),
-    ),
-    "a mark and words": (
-        TAGGED,
-        "Write <tool_call> and\n</tool_call>",
-        ("Write <tool_call> and\n</tool_call>", []),
-    ),
-    "a mark and another one": (
-        TAGGED,
-        'so <tool_call> <tool_call>{"name": "stop"}</tool_call>',
-        ("so <tool_call>", [("stop", "{}")]),
-    ),
-    "without its last brace": (
-        TAGGED,
-        '<tool_call>{"name": "stop", "arguments": {}</tool_call> so',
-        (" so", [("stop", "{}")]),
-    ),
-    "a brace too many": (
+    (TAGGED, '<tool_call>{"name":"stop","arguments":{}}</tool_call>\nso', "\nso", [STOPPED]),
+    (TAGGED, '<tool_call>\n{"name": "add", "arguments": {"x', "", [("add", '{"x')]),
+    (TAGGED, 'no <tool_call>\n{"name', 'no <tool_call>\n{"name', []),
+    (TAGGED, "Write <tool_call> and\n</tool_call>", "Write <tool_call> and\n</tool_call>", []),
+    (TAGGED, 'so <tool_call> <tool_call>{"name": "stop"}</tool_call>', "so <tool_call>", [STOPPED]),
+    (TAGGED, '<tool_call>{"name": "stop", "arguments": {}</tool_call> so', " so", [STOPPED]),
+    (
         TAGGED,
         '<tool_call>{"name": "stop", "arguments": {}}}</tool_call>',
-        ("}</tool_call>", [("stop", "{}")]),
+        "}</tool_call>",
+        [STOPPED],
     ),
-    "a list behind a mark": (
+    (
         TAGGED,
         '<tool_call>[{"name": "stop", "arguments": {}}, {"name": "add"}]</tool_call> so',
-        (" so", [("stop", "{}"), ("add", "{}")]),
+        " so",
+        [STOPPED, ("add", "{}")],
     ),
-    "words behind a bare call": (
-        LLAMA,
-        '{"name": "stop", "parameters": {}}, and; so',
-        (", and; so", [("stop", "{}")]),
-    ),
-    "a bare answer that is like a call": (
-        LLAMA,
-        '{"name": "Ann", "age": 3}',
-        ('{"name": "Ann", "age": 3}', []),
-    ),
-    "arguments first, in a list": (
+    (LLAMA, '{"name": "stop", "parameters": {}}, and; so', ", and; so", [STOPPED]),
+    (LLAMA, '{"name": "Ann", "age": 3}', '{"name": "Ann", "age": 3}', []),
+    (
         MISTRAL,
         '[TOOL_CALLS][{"arguments": {"x": 1}, "name": "add"}, {"id": "a", "name": "stop"}] so',
-        (" so", [("add", '{"x": 1}'), ("stop", "{}")]),
+        " so",
+        [ADDED, STOPPED],
     ),
-    "a mark that is none": (TAGGED, "a <tool_ call> <tool", ("a <tool_ call> <tool", [])),
-    "no JSON": (TAGGED, "<tool_call>x</tool_call> y", ("<tool_call>x</tool_call> y", [])),
-    "a function that is not there": (
+    (TAGGED, "a <tool_ call> <tool", "a <tool_ call> <tool", []),
+    (TAGGED, "<tool_call>x</tool_call> y", "<tool_call>x</tool_call> y", []),
+    (
         TAGGED,
         '<tool_call>{"name": "f", "arguments": {}}</tool_call>',
-        ('<tool_call>{"name": "f", "arguments": {}}</tool_call>', []),
+        '<tool_call>{"name": "f", "arguments": {}}</tool_call>',
+        [],
     ),
-    "nothing": (TAGGED, " \n ", (" \n ", [])),
-    "bare": (LLAMA, ' {"name": "add", "parameters": {"x": 1}}', ("", [("add", '{"x": 1}')])),
-    "with its type, and another": (
+    (TAGGED, " \n ", " \n ", []),
+    (LLAMA, ' {"name": "add", "parameters": {"x": 1}}', "", [ADDED]),
+    (
         LLAMA,
         '<|python_tag|>{"type": "function", "name": "stop", "parameters": {}}; '
         '{"name": "add", "parameters": {}}',
-        ("", [("stop", "{}"), ("add", "{}")]),
+        "",
+        [STOPPED, ("add", "{}")],
     ),
-    "an answer in JSON": (LLAMA, '{"answer": {"name": 3}}', ('{"answer": {"name": 3}}', [])),
-    "words": (LLAMA, "No. {}", ("No. {}", [])),
-    "a list": (
+    (LLAMA, '{"answer": {"name": 3}}', '{"answer": {"name": 3}}', []),
+    (LLAMA, "No. {}", "No. {}", []),
+    (
         MISTRAL,
         '[TOOL_CALLS] [{"name": "add", "arguments": {"x": 1}, "id": "a"}, '
         '{"name": "stop", "arguments": {}}]',
-        ("", [("add", '{"x": 1}'), ("stop", "{}")]),
+        "",
+        [ADDED, STOPPED],
     ),
-}
+]
 
 
-WORDINGS = {
-    "arguments first": '{"arguments": {"x": 1}, "name": "add"}',
-    "arguments as JSON in a string": r'{"name": "add", "arguments": "{\"x\": 1}"}',
-    "an id first": '{"id": "a1", "name": "add", "arguments": {"x": 1}}',
-    "an id last": '{"name": "add", "arguments": {"x": 1}, "id": "}"}',
-    "within function": '{"type": "function", "function": {"name": "add", "arguments": {"x": 1}}}',
-    "within function, with an id": (
-        r'{"id": "a", "function": {"name": "add", "arguments": "{\"x\": 1}"}}'
-    ),
-    "parameters": '{ "name" : "add" , "parameters" : {"x": 1} }',
-}
-WITHOUT = {
-    "no arguments": '{"name": "add"}',
-    "null": '{"name": "add", "arguments": null}',
-    "an empty string": '{"arguments": "", "name": "add"}',
-    "an empty object": '{"name": "add", "arguments": {}}',
-}
-NO_CALLS = {
-    "a list as arguments": '{"name": "add", "arguments": [1]}',
-    "a number as arguments": '{"name": "add", "arguments": 1}',
-    "words as arguments": '{"name": "add", "arguments": "x = 1"}',
-    "another function": '{"arguments": {}, "name": "subtract"}',
-    "no name": '{"arguments": {"x": 1}}',
-    "a name that is none": '{"name": 1, "arguments": {}}',
-    "not whole": '{"arguments": {"x": 1}, "name": "ad',
-    "no JSON": "{'name': 'add'}",
-    "no number": '{"arguments": {"x": NaN}, "name": "add"}',
-    "deep": '{"arguments": {"x": ' + "[" * 2000 + "]" * 2000 + '}, "name": "add"}',
-}
-AROUND = {"tagged": ("<tool_call>\n", "\n</tool_call>"), "mistral": ("[TOOL_CALLS] [", "]")}
-CUTS = st.lists(st.integers(1, 120), max_size=40)
+WORDINGS = (
+    '{"arguments": {"x": 1}, "name": "add"}',
+    r'{"name": "add", "arguments": "{\"x\": 1}"}',
+    '{"id": "a1", "name": "add", "arguments": {"x": 1}}',
+    '{"name": "add", "arguments": {"x": 1}, "id": "}"}',
+    '{"type": "function", "function": {"name": "add", "arguments": {"x": 1}}}',
+    r'{"id": "a", "function": {"name": "add", "arguments": "{\"x\": 1}"}}',
+    '{ "name" : "add" , "parameters" : {"x": 1} }',
+)
+WITHOUT_ARGUMENTS = (
+    '{"name": "add"}',
+    '{"name": "add", "arguments": null}',
+    '{"arguments": "", "name": "add"}',
+    '{"name": "add", "arguments": {}}',
+)
+NO_CALLS = (
+    '{"name": "add", "arguments": [1]}',
+    '{"name": "add", "arguments": 1}',
+    '{"name": "add", "arguments": "x = 1"}',
+    '{"arguments": {}, "name": "subtract"}',
+    '{"arguments": {"x": 1}}',
+    '{"name": 1, "arguments": {}}',
+    '{"arguments": {"x": 1}, "name": "ad',
+    "{'name': 'add'}",
+    '{"arguments": {"x": NaN}, "name": "add"}',
+    '{"arguments": {"x": ' + "[" * 2000 + "]" * 2000 + '}, "name": "add"}',
+)
+CASES = list(READ)
+for bodies, calls in ((WORDINGS, [ADDED]), (WITHOUT_ARGUMENTS, [("add", "{}")]), (NO_CALLS, [])):
+    for body in bodies:
+        CASES.append((LLAMA, body, "" if calls else body, calls))
+        for form, opening, closing in (
+            (TAGGED, "<tool_call>\n", "\n</tool_call>"),
+            (MISTRAL, "[TOOL_CALLS] [", "]"),
+        ):
+            text = f" so\n {opening}{body}{closing}" + ("" if calls else " and\n")
+            CASES.append((form, text, " so" if calls else text, calls))
 
 
-@pytest.mark.parametrize("family", AROUND)
-@pytest.mark.parametrize("name", [*WORDINGS, *WITHOUT])
-@given(cuts=CUTS)
-def test_a_call_is_the_json_object_that_it_is(name: str, family: str, cuts: list[int]) -> None:
-    (opening, closing), form = AROUND[family], FORMS[family]
-    assert form is not None
-    expected = '{"x": 1}' if name in WORDINGS else "{}"
-    body = (WORDINGS | WITHOUT)[name]
-    text = f"so {opening}{body}{closing}"
-    assert read(form, text, cuts) == ("so", [("add", expected)])
-    assert read(LLAMA, body, cuts) == ("", [("add", expected)])
-
-
-@pytest.mark.parametrize("family", AROUND)
-@pytest.mark.parametrize("name", NO_CALLS)
-@given(cuts=CUTS)
-def test_what_is_no_call_is_text_with_all_its_letters(
-    name: str, family: str, cuts: list[int]
+@pytest.mark.parametrize(("form", "text", "said", "calls"), CASES)
+@given(cuts=st.lists(st.integers(1, 120), max_size=40))
+def test_calls_are_read_however_the_text_is_cut(
+    form: CallForm, text: str, said: str, calls: list[tuple[str, str]], cuts: list[int]
 ) -> None:
-    (opening, closing), form = AROUND[family], FORMS[family]
-    assert form is not None
-    text = f" so\n {opening}{NO_CALLS[name]}{closing} and\n"
-    assert read(form, text, cuts) == (text, [])
-    assert read(LLAMA, NO_CALLS[name], cuts) == (NO_CALLS[name], [])
+    assert read(form, text, cuts) == (said, calls)
 
 
 def test_a_name_that_no_function_has_is_text_before_it_ends() -> None:
     reader = CallReader(LLAMA, NAMES, several=True)
     assert reader.push('{"name": "ad') == []
     assert reader.push("am") == ['{"name": "adam']
-
-
-@pytest.mark.parametrize("name", READ)
-@given(cuts=st.lists(st.integers(1, 120), max_size=40))
-def test_calls_are_read_however_the_text_is_cut(name: str, cuts: list[int]) -> None:
-    form, text, found = READ[name]
-    assert read(form, text, cuts) == found
 
 
 def test_arguments_come_in_pieces_behind_id_and_name() -> None:
@@ -214,7 +175,7 @@ def test_arguments_come_in_pieces_behind_id_and_name() -> None:
 
 
 def test_further_calls_are_dropped_where_one_is_allowed() -> None:
-    _, text, (said, calls) = READ["two, and words before"]
+    _, text, said, calls = READ[0]
     assert read(TAGGED, text, [], several=False) == (said, calls[:1])
 
 

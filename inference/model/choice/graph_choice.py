@@ -1,11 +1,19 @@
-"""Sampling in masked graphs: inputs that adjust logits, and log-probabilities."""
+"""Sampling in compiled graphs: inputs that adjust logits, log-probabilities, and noise as state.
+
+Graphs store the noise of the next positions, which a small separate graph computes while the target
+is idle. Each cache row has a window of WINDOW positions; position p is at place p mod WINDOW.
+Values equal those of noise() in float32, since 16 bits would sometimes change choices. With 128,256
+ids on two ranks, a row takes 8 MB per rank.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from inference.files.artifact import Bucket
 from inference.model.choice.arithmetic import HOST, Arithmetic
@@ -18,7 +26,7 @@ from inference.model.choice.sampler import (
     in_order,
 )
 from inference.model.choice.vocabulary import WHOLE_VOCABULARY, VocabularyShare, scores_of
-from inference.sampling import MAX_LOGPROBS
+from inference.sampling import MAX_LOGPROBS, SamplingParams
 
 _BITS = 32
 
@@ -66,7 +74,6 @@ class MaskInputs(NamedTuple):
 
 
 def _rank(ids: Tensor, share: VocabularyShare) -> Tensor:  # [1] int32
-    """Return the rank whose share has these ids."""
     size = len(ids)
     later = torch.arange(size, share.ranks * size, size, dtype=torch.int32, device=ids.device)
     return (ids[:1] >= later).float().sum(-1, keepdim=True).to(torch.int32)
@@ -123,3 +130,74 @@ def choose_scored(
     log_probs = (candidates.raw - candidates.log_mass)[..., :MAX_LOGPROBS]
     likeliest = in_order(log_probs, candidates.ids[..., :MAX_LOGPROBS])
     return Scored(chosen, Scores(values, *likeliest))
+
+
+WINDOW = 32
+"""Positions in the window of a row: a power of two."""
+
+FILLED = 16
+"""Number of places that one call fills, in any rows; fewer are padded."""
+
+
+class NoisePlace(NamedTuple):
+    """Identifies the noise for a position of a cache row."""
+
+    row: int
+    position: int  # position of the token to choose
+    seed: int
+
+
+def empty_window(rows: int, ids: int, device: torch.device | str = "cpu") -> Tensor:
+    """Return zeroed windows [rows * WINDOW, ids of a rank] float32."""
+    return torch.zeros(rows * WINDOW, ids, device=device)
+
+
+def fill_inputs(places: Sequence[NoisePlace]) -> dict[str, Tensor]:
+    """Return the inputs, by name, with which a stateful graph fills 1 to FILLED places."""
+    padded = [*places, *[places[0]] * (FILLED - len(places))]
+    params = [SamplingParams(1.0, seed=place.seed) for place in padded]
+    return {
+        "rows": torch.tensor([place.row for place in padded], dtype=torch.int32),
+        "after": torch.tensor([[place.position] for place in padded], dtype=torch.int32),
+        "seed": Sampling.of(params, torch.device("cpu")).seed,
+    }
+
+
+class KeepsNoise(nn.Module):
+    """A graph with noise windows in addition to its caches, unless it is greedy."""
+
+    noise: Tensor | None
+
+    def hold_noise(self, window: Tensor | None) -> None:
+        """Register the windows of all rows."""
+        self.register_buffer("noise", window, persistent=False)
+
+    def noise_at(self, rows: Tensor, positions: Tensor) -> Tensor:  # [B], [B, P] -> [B, P, V]
+        """Return the noise at positions that were filled before."""
+        assert self.noise is not None, "a sampled call of a graph without noise windows"
+        return F.embedding(window_places(rows[:, None], positions), self.noise)
+
+    def fill_noise(
+        self, rows: Tensor, positions: Tensor, seed: Tensor, ids: Tensor, by: Arithmetic
+    ) -> None:
+        """Compute noise and reassign the windows.
+
+        rows: [N] int32
+        positions: [N, 1] int32
+        seed: [N, 2] int32
+        ids: [V] int32, ids of this rank
+        """
+        assert self.noise is not None, "a graph without noise windows cannot fill them"
+        values = by.noise(seed[:, None], positions, ids)
+        self.noise = self.noise.index_put((window_places(rows, positions[:, 0]),), values)
+
+    def touch_noise(self) -> None:
+        """Reassign the windows, if any, without changes."""
+        if self.noise is not None:
+            first = torch.arange(1, dtype=torch.int32, device=self.noise.device)
+            self.noise = self.noise.index_put((first,), self.noise.index_select(0, first))
+
+
+def window_places(rows: Tensor, positions: Tensor) -> Tensor:
+    """Return the indices of positions in the windows."""
+    return rows * WINDOW + (positions & (WINDOW - 1))
