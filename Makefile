@@ -34,7 +34,7 @@ demo: .venv/installed
 lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --num-workers 2
+	$(BIN)/mypy
 
 room: .venv/ready
 	$(BIN)/python -m pytest -m "not extended" tests/$(R)

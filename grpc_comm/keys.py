@@ -335,9 +335,8 @@ class Grant:
 
 
 def _digest(metadata: Metadata | None) -> bytes | None:
-    """Return the SHA-256 digest of a call's token; None for a call without a token.
-
-    An empty token, or several headers with tokens, count as no token.
+    """Return the SHA-256 digest of a call's token; None for a call without a token, with an empty
+    one, or with several headers.
     """
     headers = [value for name, value in metadata or () if name == "authorization"]
     values = [value.encode() if isinstance(value, str) else value for value in headers]

@@ -91,7 +91,7 @@ def read_token(path: Path) -> str:
 
     Raises InvalidRequest if it is empty or cannot be sent, or if other users may read the file.
     """
-    lines = _read_secret(path, "--token_file").splitlines()
+    lines = read_secret(path, "--token_file").splitlines()
     token = lines[0].strip() if lines else b""
     if not token:
         raise InvalidRequest(f"--token_file {path}: its first line is empty; it must be the token")
@@ -100,15 +100,6 @@ def read_token(path: Path) -> str:
             f"--token_file {path}: a token consists of visible ASCII characters without spaces"
         )
     return token.decode("ascii")
-
-
-def _read_secret(path: Path, flag: str) -> bytes:
-    try:
-        return read_secret(path)
-    except OSError as error:
-        raise InvalidRequest(f"{flag} {path}: cannot be read ({error.strerror})") from error
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{flag} {error}") from error
 
 
 class _Encrypted(Exception):
@@ -133,7 +124,7 @@ def read_tls(options: SecurityOptions) -> TlsFiles:
     if options.tls_cert is not None and options.tls_key is not None:
         certificate = _read_certificates(options.tls_cert, "--tls_cert")
         _check_key(options.tls_key, options.tls_cert)
-        key = _read_secret(options.tls_key, "--tls_key")
+        key = read_secret(options.tls_key, "--tls_key")
     return TlsFiles(authority, key, certificate)
 
 
@@ -186,16 +177,20 @@ def read_guarded(path: Path) -> bytes:
     return content
 
 
-def read_secret(path: Path) -> bytes:
-    """Read a file that only its owner may write, and only its owner and group may read.
+def read_secret(path: Path, flag: str) -> bytes:
+    """Read the file of a flag, which only its owner may write, and only its owner and group read.
 
     The group may read it because container platforms mount secrets that way for processes without
-    root. Raises InvalidRequest for any further access, OSError if the file cannot be read.
+    root. Raises InvalidRequest for any further access, and if the file cannot be read.
     """
-    content, mode = _content_and_mode(path)
+    try:
+        content, mode = _content_and_mode(path)
+    except OSError as error:
+        raise InvalidRequest(f"{flag} {path}: cannot be read ({error.strerror})") from error
     if mode & (_GROUP_OR_OTHERS_WRITE | _OTHERS_READ):
         remedy = f"chmod 600 {shlex.quote(str(path))} (a container's mounted secret: mode 0440)"
-        raise InvalidRequest(f"{path}: others may read or write it (mode {mode:04o}): {remedy}")
+        reason = f"others may read or write it (mode {mode:04o})"
+        raise InvalidRequest(f"{flag} {path}: {reason}: {remedy}")
     return content
 
 

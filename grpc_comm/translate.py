@@ -23,6 +23,16 @@ from inference.sampling import Grammar, GrammarKind, SamplingParams
 if TYPE_CHECKING:
     from inference.times import Shape
 
+MAX_TIMES = 512
+
+MAX_SCORE_BYTES = 2 * 2**20
+"""Maximum size of a prompt's log-probabilities in bytes."""
+
+_DIGEST = re.compile("[0-9a-f]{64}")  # SHA-256
+
+MAX_CHARACTERS = 400
+"""Maximum characters shown of a string that the other side sent."""
+
 PROTOCOL_VERSION = 3
 
 RULES_VERSION = 4
@@ -105,17 +115,6 @@ def _read_grammar(message: pb.Grammar) -> Grammar:
         kinds = ", ".join(pb.Grammar.Kind.keys())
         raise InvalidRequest(f"a grammar is one of {kinds}: got kind {message.kind}")
     return Grammar(GrammarKind[pb.Grammar.Kind.Name(message.kind)], message.text)
-
-
-MAX_TIMES = 512
-
-MAX_SCORE_BYTES = 2 * 2**20
-"""Maximum size of a prompt's log-probabilities in bytes."""
-
-_DIGEST = re.compile("[0-9a-f]{64}")  # SHA-256
-
-MAX_CHARACTERS = 400
-"""Maximum characters shown of a string that the other side sent."""
 
 
 @dataclass(frozen=True)

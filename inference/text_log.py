@@ -12,6 +12,9 @@ from inference.order import Decode, End, Opened, Pace, Progress, Spent, TokenLog
 from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
 
+MAX_UNREAD = 512
+"""Maximum unread tokens. Beyond this none are acknowledged, so the target pauses."""
+
 
 class TextLog:
     """The tokens of prompt and output, with proposers and log-probabilities of the output.
@@ -61,10 +64,6 @@ class TextLog:
             logprobs=tuple(self.logprobs[output]),
             end=self.end,
         )
-
-
-MAX_UNREAD = 512
-"""Maximum unread tokens. Beyond this none are acknowledged, so the target pauses."""
 
 
 class TextCopy(TextLog):

@@ -169,9 +169,7 @@ class TokenRule:
             )
 
     def _allowed(self, paths: Sequence[TokenPath]) -> IntArray | None:  # [paths, words]
-        """Return the ids that may follow each path. The paths are walked depth first, so that
-        each node is consumed once.
-        """
+        """Return the ids that may follow each path. Each node is consumed once, depth first."""
         matcher = self._matcher
         if matcher is None:
             return None

@@ -236,10 +236,8 @@ class Replicas:
             self._changed.wait_for(all_answered, min(GATHER_SECONDS, self._timeout))
 
     def _find(self) -> None:
-        """Update the replicas to the current addresses of the endpoints.
-
-        Sessions at a removed replica keep its channel. Raises Unavailable if a name has
-        no address.
+        """Update the replicas to the current addresses of the endpoints; sessions at a removed one
+        keep its channel. Raises Unavailable if a name has no address.
         """
         hosts = {
             address: endpoint.address.host if endpoint.resolved else ""

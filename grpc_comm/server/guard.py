@@ -119,9 +119,8 @@ async def _refuse_stream(_messages: Any, context: Any) -> None:
 
 
 def _unread(handler: Any) -> Any:
-    """Return a unary handler that answers as if the request were empty.
-
-    The actual request is not read, so it takes no memory, whatever its length.
+    """Return a unary handler that answers as if the request were empty. The actual request is not
+    read, so it takes no memory, whatever its length.
     """
 
     async def answer(_messages: Any, context: Any) -> None:

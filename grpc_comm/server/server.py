@@ -101,9 +101,7 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
             )
 
     async def _grant(self, context: Context) -> Grant:
-        """Return the caller's rights. The keys file may have changed since the interceptor's
-        check.
-        """
+        """Return the caller's rights, which may have changed since the interceptor's check."""
         grant = self._state.keys.grant(context.invocation_metadata())
         if grant is None:
             await refuse(context)
@@ -242,9 +240,8 @@ class _Listening:
 
 
 async def _settle() -> None:
-    """Wait until ended sessions have released their rows.
-
-    Otherwise gRPC prints a traceback for each session that is cancelled with the loop.
+    """Wait until ended sessions have released their rows: gRPC prints a traceback for each session
+    that is cancelled with the loop.
     """
     sessions = asyncio.all_tasks() - {asyncio.current_task()}
     if sessions:

@@ -29,6 +29,17 @@ BURST_SECONDS = 1.0
 """Burst size: unused rate accumulates for up to this many seconds."""
 
 
+MakeRule = Callable[[], TokenRule | None]
+
+CHECKS = 4
+"""Maximum grammars checked concurrently, each of a different key."""
+
+MAKERS = 32
+"""Maximum rules built concurrently. Building is quick unless the grammar is large."""
+
+RETRY_SECONDS = 1.0
+
+
 class Allowance:
     """The token bucket of one key, shared by all streams of the key. Used on the event loop."""
 
@@ -51,17 +62,6 @@ class Allowance:
             return early / share
         self._owed += cost
         return 0.0
-
-
-MakeRule = Callable[[], TokenRule | None]
-
-CHECKS = 4
-"""Maximum grammars checked concurrently, each of a different key."""
-
-MAKERS = 32
-"""Maximum rules built concurrently. Building is quick unless the grammar is large."""
-
-RETRY_SECONDS = 1.0
 
 
 class RuleTurns:

@@ -315,9 +315,7 @@ class Stream:
 
 
 def _check_length(length: int, record: SessionRecord) -> None:
-    """Raise Mismatch if the client has fewer tokens than the prompt, or more than the
-    session.
-    """
+    """Raise Mismatch if the client has fewer tokens than the prompt, or more than exist."""
     session = record.session
     if not session.prompt_length <= length <= session.length:
         raise Mismatch(

@@ -184,9 +184,7 @@ def _are_conditioned(positions: IntArray, featured: int) -> NDArray[np.bool_]:  
 def _after_parents(
     slots: IntArray, parents: IntArray, positions: IntArray, conditioned: NDArray[np.bool_]
 ) -> list[NDArray[np.intp]]:
-    """Return the nodes of each wave: first nodes whose parents are not among these nodes, then
-    their children, and so on.
-    """
+    """Return the nodes of each wave, those without a parent among these nodes first."""
     wave = dict[int, int]()  # slot -> wave of the slot's node
     for node in np.argsort(positions, kind="stable").tolist():
         above = wave.get(int(parents[node]), -1)

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from inference.drafters.draft_row import DraftRule
 from inference.drafters.draft_tree import DraftTree, ProposedChildren
-from inference.loop.draft_tuning import TUNING
 from inference.planner.acceptance import Law
 from inference.planner.child_features import Following, copy_features
+from inference.planner.prices import TUNING
 from inference.tree.growing_tree import NOWHERE, Mark
 
 ROOT = 0
@@ -100,9 +100,7 @@ class SuffixAutomaton:
         return following
 
     def _behind(self, state: int, token: int) -> int:
-        """Return the state of exactly this context and the token. A state that also represents
-        longer substrings is split.
-        """
+        """Return the state of exactly this context and token; split a state of longer ones, too."""
         after, length = self.next[state][token], self._lengths[state] + 1
         if self._lengths[after] == length:
             return after

@@ -23,11 +23,10 @@ from inference.backends.sequence import MakeSequence, TargetText, own_sequence
 from inference.drafters.copied_text import CopiedText
 from inference.drafters.draft_row import DraftRow, DraftRule, MakeRule, no_rule
 from inference.drafters.draft_tree import DraftTree, ProposedChildren
-from inference.loop.draft_tuning import TUNING
 from inference.order import Progress
 from inference.planner.acceptance import PairStats
 from inference.planner.child_features import joint_features, rank_features
-from inference.planner.prices import Prices, Usage
+from inference.planner.prices import TUNING, Prices, Usage
 from inference.proposer import (
     COPY,
     MAX_CANDIDATES,
@@ -197,9 +196,8 @@ class GrowingProposer:
         return used
 
     def _gains(self, values: NDArray[np.float64]) -> NDArray[np.float64]:  # [n] -> [n]
-        """Return the expected gain in tokens below each of these nodes, if it is ranked.
-
-        The ranks' average acceptance is scaled down by the draft's recent hit rate.
+        """Return the expected gain in tokens below each of these nodes, if it is ranked. The
+        draft's recent hit rate scales down the ranks' average acceptance.
         """
         rates = self._stats.acceptance.mean_edges(TUNING.width)
         rates = rates * min(self._hits / float(rates.sum()), 1.0)

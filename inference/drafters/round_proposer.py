@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,39 +37,6 @@ class Budget(NamedTuple):
     depth: int  # maximum depth of a node
 
 
-class Policy(Protocol):
-    """Grows a tree within a budget."""
-
-    @property
-    def max_ranked(self) -> int:
-        """Maximum nodes ranked for a tree. Each takes a slot of the draft's KV cache."""
-        ...
-
-    def grow(self, tree: DraftTree, budget: Budget, rank: RankChildren) -> list[Mark]: ...
-
-
-@dataclass(frozen=True)
-class Chain:
-    """A chain of `length` nodes, each the draft's most likely token."""
-
-    length: int
-
-    def __post_init__(self) -> None:
-        if self.length < 0:
-            raise InvalidRequest(f"a chain's length (gamma) is 0 or more: got {self.length}")
-
-    @property
-    def max_ranked(self) -> int:
-        return self.length
-
-    def grow(self, tree: DraftTree, budget: Budget, rank: RankChildren) -> list[Mark]:
-        line = [tree.root]
-        for _ in range(min(self.length, budget.nodes, budget.depth)):
-            token = int(rank(line[-1:], 1).ids[0, 0])
-            line.append(tree.add(line[-1], token, tree.rank(tree.root)))
-        return line[1:]
-
-
 @dataclass(frozen=True)
 class BestFirst:
     """A tree of the draft's most probable nodes, grown level by level.
@@ -90,12 +57,13 @@ class BestFirst:
 
     @property
     def max_ranked(self) -> int:
-        return self.nodes * self.depth + 1
+        """Maximum nodes ranked for a tree. Each takes a slot of the draft's KV cache."""
+        return sum(min(self.nodes, self.width**level) for level in range(self.depth))
 
     def grow(self, tree: DraftTree, budget: Budget, rank: RankChildren) -> list[Mark]:
         limit, grown, level = min(self.nodes, budget.nodes), list[Mark](), [tree.root]
-        for _ in range(min(self.depth, budget.depth)):
-            if not level or limit < 1:
+        for _ in range(min(self.depth, budget.depth, limit)):
+            if not level:
                 break
             ids, scores = rank(level, min(self.width, limit))
             above = np.array([tree.rank(node) for node in level])
@@ -110,6 +78,21 @@ class BestFirst:
             ]
             grown += level
         return sorted(grown, key=tree.rank)[:limit]
+
+
+class Chain(BestFirst):
+    """A chain of `length` nodes, each the draft's most likely token."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(nodes=length, depth=length, width=1)
+
+    def __post_init__(self) -> None:
+        if self.nodes < 0:
+            raise InvalidRequest(f"a chain's length (gamma) is 0 or more: got {self.nodes}")
+
+
+Policy: TypeAlias = BestFirst
+"""Grows a tree within a budget."""
 
 
 def edge_values(scores: NDArray[np.float32]) -> NDArray[np.float64]:  # [m, k] -> [m, k]

@@ -128,10 +128,8 @@ class Admission:
         return min([TUNING.silent_seconds, *(seconds for seconds in turns if seconds > 0)])
 
     def _victim(self, waiting: Session, now: float) -> Session | None:
-        """Return the session to evict in favour of `waiting`, if any.
-
-        The longest idle session is evicted. If none is idle, the tenant with the most rows loses
-        the row that a session has held longest, once that session's turn is over.
+        """Return the session to evict in favour of `waiting`: the longest idle one, else the one
+        that has held a row longest of the tenant with the most rows, once its turn is over.
         """
         silent = self._silent(now)
         if silent:

@@ -157,9 +157,7 @@ class BatchRunner:
             return self._ready_sets()[ForwardKind.TREES]
 
     def _schedule(self) -> tuple[BatchPlan, list[BatchItem], list[Callback]]:
-        """Prepare the next forward pass. Return its plan, its items, and the callbacks of sessions
-        that failed.
-        """
+        """Prepare the next forward pass: its plan, items, and the callbacks of failed sessions."""
         with self._admission.lock:
             plan = self._scheduler.next(self._ready_sets())
             items, failed = prepare(plan, self._makers[plan.kind])

@@ -235,9 +235,8 @@ class Scheduler:
         return width
 
     def _knows_root(self, rows: int) -> bool:
-        """Whether root-only forward passes were measured: all promises are relative to their time.
-
-        Passes of a few rows more or fewer suffice if they take about as long.
+        """Whether root-only forward passes of this number of rows, or of similar ones that take
+        about as long, were measured: all promises are relative to their time.
         """
         measured = [shape for shape in self._roots if len(self.times.samples(*shape)) >= TRUSTED]
         narrower = max((shape for shape in measured if shape[0] <= rows), default=None)

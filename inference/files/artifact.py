@@ -321,19 +321,14 @@ def hash_files(directory: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal, read in blocks of 1 MiB. Raises OSError."""
-    digest = hashlib.sha256()
+    """Return the SHA-256 of a file in hexadecimal. Raises OSError."""
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _plain(manifest: Manifest) -> dict[str, Any]:
-    """Return the manifest in JSON types.
-
-    Omit `fused` without a draft and `features` if the graphs return none, which keeps the digests
-    of artefacts that are older than these fields.
+    """Return the manifest in JSON types. Without a draft or features, these fields are omitted,
+    which keeps the digests of older artefacts.
     """
     plain = {
         **asdict(manifest),

@@ -200,9 +200,8 @@ def time_calls(model: Model, length: int, shape: Shape, calls: int) -> list[floa
 
 
 def _chains(model: Model, length: int, rows: int, nodes: int, cached: RowSlots) -> list[Segment]:
-    """Return a chain of `nodes` nodes for each of the first `rows` rows, all of them picked.
-
-    Every target can compute chains.
+    """Return a chain, which every target can compute, of `nodes` nodes for each of the first `rows`
+    rows, all of them picked.
     """
     span, mask = min(CONTEXT, model.capacity - nodes, length - nodes), np.tri(nodes, dtype=np.bool_)
     segments = list[Segment]()

@@ -178,9 +178,8 @@ class CandidateTree(GrowingTree):
         return child
 
     def _passed(self, above: Target, token: int) -> Target:
-        """Return the target of a node whose parent is a committed token before the root.
-
-        It is NOWHERE unless this node's token was committed after its parent.
+        """Return the target of a node whose parent is a committed token before the root: NOWHERE
+        unless this node's token was committed after it.
         """
         position = self._committed.get(above, ~above) + 1
         is_committed = 0 < position <= self.position and self.text[position] == token

@@ -38,10 +38,8 @@ def read_keys(path: Path | None, flag: str = "--api_keys") -> tuple[str, ...]:
     if path is None:
         return ()
     try:
-        lines = [line.strip() for line in read_secret(path).decode().splitlines()]
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{flag} {error}") from error
-    except (OSError, UnicodeDecodeError) as error:
+        lines = [line.strip() for line in read_secret(path, flag).decode().splitlines()]
+    except UnicodeDecodeError as error:
         raise InvalidRequest(f"{flag} {path} cannot be read: {error}") from error
     keys = tuple(line for line in lines if line and not line.startswith("#"))
     short = [key for key in keys if len(key) < MIN_KEY]

@@ -6,16 +6,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from inference.command import say
 from inference.errors import InvalidRequest, LimitExceeded
 from inference.flags.group import brief
-from inference.sampling import (
-    SEED_BITS,
-    SamplingParams,
-    random_seed,
-)
+from inference.sampling import SEED_BITS, SamplingParams, random_seed
 from inference.text.tokenizer import Tokenizer
 from outrider.options.groups import SamplingOptions, TextOptions
 from outrider.text.completion import Request
@@ -53,8 +49,12 @@ class PromptTooLong(LimitExceeded):
             f"the prompt has {tokens} tokens: the sequence length is {length}, prompt and output "
             "together"
         )
-        chat = not isinstance(prompt, str) and isinstance(prompt[0], Mapping)
-        self.param = "messages" if chat else "prompt"
+        self.param = "messages" if is_chat(prompt) else "prompt"
+
+
+def is_chat(prompt: Prompt) -> TypeGuard[Sequence[Message]]:
+    """Return whether a prompt consists of messages."""
+    return bool(prompt) and isinstance(prompt[0], Mapping)
 
 
 def make_request(
@@ -69,7 +69,7 @@ def make_request(
     tools = parameters.functions()
     _check_kind(prompt)
     _check_size(model, prompt, parameters.tools)
-    ids = read_prompt(model, prompt, tools, parameters)
+    ids = _encode(model, prompt, tools, parameters)
     if len(ids) >= model.length:
         raise PromptTooLong(prompt, str(len(ids)), model.length)
     room = model.length - len(ids)
@@ -131,7 +131,8 @@ def resume_request(
     """
     stream, stops = model.tokenizer.stream(request.ids), StopStrings(request.stop)
     decoded, certain, text, tokens = "", 0, "", 0
-    for count, token in enumerate(read_prompt(model, token_ids), start=1):
+    _check_ids(model, token_ids)
+    for count, token in enumerate(token_ids, start=1):
         piece = stream.push(token)
         may_stop = count > request.params.min_tokens
         decoded, certain = decoded + piece, certain + len(stops.push(piece) if may_stop else piece)
@@ -148,14 +149,11 @@ def _check_kind(prompt: object) -> None:
     """Raise InvalidRequest unless the prompt is text, messages or token ids."""
     if isinstance(prompt, str):
         return
-    if isinstance(prompt, Sequence):
-        if all(isinstance(item, Mapping) for item in prompt):
-            return
-        if all(isinstance(item, int) for item in prompt):
-            return
-    raise InvalidRequest(
-        f"a prompt is text, the messages of a chat, or token ids: got {brief(prompt)}"
-    )
+    items = prompt if isinstance(prompt, Sequence) else [None]
+    if not any(all(isinstance(item, kind) for item in items) for kind in (Mapping, int)):
+        raise InvalidRequest(
+            f"a prompt is text, the messages of a chat, or token ids: got {brief(prompt)}"
+        )
 
 
 def _check_size(model: TextModel, prompt: Prompt, tools: Sequence[Mapping[str, Any]]) -> None:
@@ -168,9 +166,9 @@ def _check_size(model: TextModel, prompt: Prompt, tools: Sequence[Mapping[str, A
     if isinstance(prompt, str):
         texts = [prompt]
     else:
-        fields = [message.items() for message in prompt if isinstance(message, Mapping)]
-        texts = [str(value) for message in fields for name, value in message if name != "role"]
-        texts += map(str, tools)
+        messages = prompt if is_chat(prompt) else []
+        fields = [field for message in messages for field in message.items()]
+        texts = [*(str(value) for name, value in fields if name != "role"), *map(str, tools)]
         tokens = len(prompt)  # an id is a token, a message at least one
     if sum(map(len, texts)) > 8 * model.length:
         for piece in (text[at : at + SLICE] for text in texts for at in range(0, len(text), SLICE)):
@@ -181,27 +179,22 @@ def _check_size(model: TextModel, prompt: Prompt, tools: Sequence[Mapping[str, A
         raise PromptTooLong(prompt, f"more than {model.length}", model.length)
 
 
-def read_prompt(
-    model: TextModel,
-    prompt: Prompt,
-    tools: Tools | None = None,
-    parameters: Parameters | None = None,
+def _encode(
+    model: TextModel, prompt: Prompt, tools: Tools | None, parameters: Parameters
 ) -> Sequence[int]:
     """Return a prompt's token ids. Raises InvalidRequest if it is empty or has ids out of range."""
-    if tools and (isinstance(prompt, str) or not prompt or isinstance(prompt[0], int)):
+    if is_chat(prompt):
+        return model.tokenizer.encode_chat(
+            *(tools or NO_TOOLS).for_template(prompt, model.tokenizer),
+            parameters.chat_template_kwargs,
+            continues=parameters.continue_final_message,
+        )
+    if tools:
         raise InvalidRequest("tools need a chat: a prompt of messages")
     if isinstance(prompt, str):
         return model.tokenizer.encode(prompt)
     if not prompt:
         raise InvalidRequest("the prompt is empty")
-    messages = [message for message in prompt if isinstance(message, Mapping)]
-    if messages:
-        chat = parameters or Parameters()
-        return model.tokenizer.encode_chat(
-            *(tools or NO_TOOLS).for_template(messages, model.tokenizer),
-            chat.chat_template_kwargs,
-            continues=chat.continue_final_message,
-        )
     ids = [token for token in prompt if isinstance(token, int)]
     _check_ids(model, ids)
     return ids

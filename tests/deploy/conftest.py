@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.aws_server import IMAGE, SERVING, AwsServer, aws_server
+from tests.support.cloud import IMAGE, SERVING, AwsServer, aws_server
 from tests.support.scratch_host import build_wheel
 
 

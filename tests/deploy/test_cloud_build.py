@@ -28,8 +28,7 @@ from deploy.stack import StackState
 from inference.files.artifact import write_manifest
 from outrider.measure.commands import parse as parse_measuring
 from tests.support.artifacts import build, trn1_manifest
-from tests.support.aws_server import REGION, AwsServer
-from tests.support.hub_server import COMMIT, TOKEN, hub_server
+from tests.support.cloud import COMMIT, REGION, TOKEN, AwsServer, hub_server
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 

@@ -17,7 +17,7 @@ import pytest
 from cryptography import x509
 
 from deploy.__main__ import main
-from tests.support.aws_server import FAILED, REGION, SERVING, AwsServer
+from tests.support.cloud import FAILED, REGION, SERVING, AwsServer
 from tests.support.commands import Run
 
 pytestmark = pytest.mark.extended

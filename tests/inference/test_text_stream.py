@@ -84,7 +84,7 @@ def streamed(rules: Tokenizer, prompt: Sequence[int], ids: Sequence[int]) -> lis
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 @given(data=st.data())
 def test_a_stream_is_the_whole_decoding_behind_any_prompt(name: str, data: st.DataObject) -> None:
     rules = VOCABULARIES[name]

@@ -54,7 +54,7 @@ SERVED = TargetRole(port=0, batch=2)
 def test_a_drafted_text_is_the_text_of_the_target_alone(
     run: Run, port: str, sampling: str, drafting: list[str]
 ) -> None:
-    text = ["--prompt", PROMPT, "--max_new_tokens", "40", "--json", *sampling.split()]
+    text = ["--prompt", PROMPT, "--max_new_tokens", "16", "--json", *sampling.split()]
     made = run("run", "--port", port, *text, *drafting)
     (ours,), (theirs,) = made.records, run("verify_target", *text).records
     assert made.code == 0
@@ -70,7 +70,7 @@ def test_a_drafted_text_is_the_text_of_the_target_alone(
 def test_text_goes_to_stdout_and_the_report_with_limits_and_price_to_stderr(
     run: Run, port: str
 ) -> None:
-    flags = ["--prompt", PROMPT, "--max_new_tokens", "200", "--draft", "copy"]
+    flags = ["--prompt", PROMPT, "--max_new_tokens", "60", "--draft", "copy"]
     made = run("run", "--port", port, *flags, "--usd_per_hour", "1.5", "--baseline")
     assert made.code == 0
     told = (
@@ -223,7 +223,8 @@ def begun(role: str, *flags: str) -> subprocess.Popen[str]:
 
 
 def test_where_nobody_reads_the_text_the_draft_ends_without_a_word(port: str) -> None:
-    process = begun("draft", "--port", port, "--prompt", PROMPT, "--max_new_tokens", "900")
+    text = ["--prompt", PROMPT, "--max_new_tokens", "900", "--draft", "copy"]
+    process = begun("draft", "--port", port, *text)
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.read(1)

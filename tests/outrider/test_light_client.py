@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from urllib.request import Request, urlopen
 
 import pytest
@@ -14,10 +14,23 @@ import pytest
 import outrider
 from outrider.endpoint.run import SERVING
 from outrider.models.directories import EMBEDDED
+from tests.support.commands import Ended
 from tests.support.repository import ROOT
 
 HIDDEN = ("torch", "transformers", "safetensors", "llama_cpp")
 PROMPT = "for x in range(10):\n    print("
+ONE_AFTER_ANOTHER = """
+import contextlib, io, json, sys
+from outrider.cli import main
+for words in json.load(sys.stdin):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main(words)
+        except SystemExit as ended:
+            code = ended.code or 0
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -42,29 +55,52 @@ def own_text(target: str, tokens: int) -> str:
         return engine.generate(PROMPT, max_tokens=tokens, temperature=0).text
 
 
-def ran(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "outrider", *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/")
+Ran = Callable[[list[list[str]]], list[Ended]]
 
 
-def test_help_names_the_verbs(environment: dict[str, str]) -> None:
-    shown = ran(environment, "--help")
-    assert (shown.returncode, "chat" in shown.stdout) == (0, True)
+@pytest.fixture(scope="module")
+def ran(environment: dict[str, str]) -> Ran:
+    """Runs commands one after another in one process."""
+
+    def run(commands: list[list[str]]) -> list[Ended]:
+        done = subprocess.run(
+            [sys.executable, "-c", ONE_AFTER_ANOTHER],
+            env=environment,
+            input=json.dumps(commands),
+            capture_output=True,
+            text=True,
+            cwd="/",
+        )
+        ended = [Ended(*json.loads(line)) for line in done.stdout.splitlines()]
+        assert len(ended) == len(commands), done.stderr
+        return ended
+
+    return run
 
 
 NOTE = "draft: copied text only; a draft model needs pip install '.[torch]'\n"
 
 
-@pytest.mark.parametrize("draft", [(), ("--draft", "copy,beside"), ("--draft", "copy")])
-def test_text_without_a_draft_model_is_the_targets_own(
-    draft: tuple[str, ...], target: str, environment: dict[str, str]
-) -> None:
-    words = ["--target_host", target, "--prompt", PROMPT, "--max_tokens", "48", "--json"]
-    words += ["--temperature", "0"]
-    made = ran(environment, "run", *words, *draft)
-    assert made.returncode == 0, made.stderr
-    assert json.loads(made.stdout)["text"] == own_text(target, 48)
-    assert made.stderr.count(NOTE) == (not draft)
+def test_commands_that_need_no_draft_model_work(target: str, ran: Ran) -> None:
+    """Texts without a draft model are the target's own."""
+    flags = ["--target_host", target, "--prompt", PROMPT, "--max_tokens", "16", "--json"]
+    drafts: list[list[str]] = [[], ["--draft", "copy,beside"], ["--draft", "copy"]]
+    others = (["--help"], ["up"], ["doctor", "--target_host", target], ["list", "--json"])
+    texts = [["run", *flags, "--temperature", "0", *draft] for draft in drafts]
+    *made, shown, pairs, looked, listed = ran([*texts, *others])
+    for draft, text in zip(drafts, made, strict=True):
+        assert text.records[0]["text"] == own_text(target, 16)
+        assert text.err.count(NOTE) == (not draft)
+    assert (shown.code, "chat" in shown.out) == (0, True)
+    assert "needs torch or llama.cpp" in pairs.out
+    assert "nothing fits" not in pairs.out
+    assert looked.code == 0, looked.out
+    for words in ("round trip", "--draft model needs torch: pip install '.[torch]'"):
+        assert words in looked.out
+    found = json.loads(listed.out)
+    assert found["pairs"] == [["outrider-embedded-draft", "outrider-embedded-target"]]
+    weights = (EMBEDDED / "draft" / "model.safetensors").stat().st_size
+    assert 0 < found["models"][0]["parameters"] <= weights
 
 
 def test_a_chat_copies_text(target: str, environment: dict[str, str]) -> None:
@@ -75,12 +111,6 @@ def test_a_chat_copies_text(target: str, environment: dict[str, str]) -> None:
     )
     assert said.returncode == 0, said.stderr
     assert said.stderr.count(NOTE) == 1
-
-
-def test_up_says_what_pairs_need(environment: dict[str, str]) -> None:
-    listed = ran(environment, "up").stdout
-    assert "needs torch or llama.cpp" in listed
-    assert "nothing fits" not in listed
 
 
 def test_the_python_interface_makes_text(target: str, environment: dict[str, str]) -> None:
@@ -119,22 +149,6 @@ def test_the_endpoint_serves(
             process.terminate()
 
 
-def test_doctor_finds_the_target_and_says_what_a_draft_needs(
-    target: str, environment: dict[str, str]
-) -> None:
-    done = ran(environment, "doctor", "--target_host", target)
-    assert done.returncode == 0, done.stdout
-    for words in ("round trip", "--draft model needs torch: pip install '.[torch]'"):
-        assert words in done.stdout
-
-
-def test_models_here_are_listed(environment: dict[str, str]) -> None:
-    listed = json.loads(ran(environment, "list", "--json").stdout)
-    assert listed["pairs"] == [["outrider-embedded-draft", "outrider-embedded-target"]]
-    weights = (EMBEDDED / "draft" / "model.safetensors").stat().st_size
-    assert 0 < listed["models"][0]["parameters"] <= weights
-
-
 REFUSED = [
     ("target", "torch"),
     ("--role verify_draft --prompt x", "torch"),
@@ -152,37 +166,14 @@ REFUSED = [
 ]
 """A command, and the extra that it needs."""
 
-ONE_AFTER_ANOTHER = """
-import contextlib, io, json, sys
-from outrider.cli import main
-for words in json.load(sys.stdin):
-    with contextlib.redirect_stderr(io.StringIO()) as said:
-        code = main(words.split())
-    print(json.dumps([code, said.getvalue()]))
-"""
 
-
-def test_what_needs_an_extra_says_so_in_one_line_before_all_else(
-    environment: dict[str, str],
-) -> None:
+def test_what_needs_an_extra_says_so_in_one_line_before_all_else(ran: Ran) -> None:
     """Nobody listens where target clients look."""
-    with_target = ("run", "chat", "serve")
+    nowhere = ["--target_host", "127.0.0.1:1"]
     commands = [
-        f"{words} --target_host 127.0.0.1:1" if words.startswith(with_target) else words
+        [*words.split(), *(nowhere if words.startswith(("run", "chat", "serve")) else [])]
         for words, _ in REFUSED
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", ONE_AFTER_ANOTHER],
-        env=environment,
-        input=json.dumps(commands),
-        capture_output=True,
-        text=True,
-        cwd="/",
-    )
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(answers) == len(REFUSED), done.stderr
-    for (words, extra), (code, said) in zip(REFUSED, answers, strict=True):
-        assert code == 1, words
-        (line,) = said.splitlines()
-        assert line.startswith("error: "), words
-        assert f"pip install '.[{extra}]'" in line, words
+    for (_, extra), ended in zip(REFUSED, ran(commands), strict=True):
+        assert len(ended.err.splitlines()) == 1
+        ended.assert_failed(f"pip install '.[{extra}]'")

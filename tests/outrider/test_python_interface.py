@@ -50,19 +50,19 @@ def alone(target: outrider.RunningTarget) -> Iterator[outrider.Engine]:
 def test_a_text_with_a_draft_is_the_targets_own(
     engine: outrider.Engine, alone: outrider.Engine, temperature: float
 ) -> None:
-    asked: Any = {"max_tokens": 40, "temperature": temperature, "seed": 3}
+    asked: Any = {"max_tokens": 16, "temperature": temperature, "seed": 3}
     drafted = engine.generate(PROMPT, **asked)
     assert drafted.text == alone.generate(PROMPT, **asked).text
-    assert len(drafted.token_ids) == 40
+    assert len(drafted.token_ids) == 16
 
 
 def test_several_threads_share_the_draft(engine: outrider.Engine, alone: outrider.Engine) -> None:
     def make(seed: int) -> str:
-        return engine.generate(PROMPT, max_tokens=24, temperature=1.0, seed=seed).text
+        return engine.generate(PROMPT, max_tokens=8, temperature=1.0, seed=seed).text
 
     with ThreadPoolExecutor(6) as pool:
         texts = list(pool.map(make, range(6)))
-    own = [alone.generate(PROMPT, max_tokens=24, temperature=1.0, seed=s).text for s in range(6)]
+    own = [alone.generate(PROMPT, max_tokens=8, temperature=1.0, seed=s).text for s in range(6)]
     assert texts == own
 
 
@@ -130,11 +130,11 @@ def test_a_list_of_prompts_gives_a_list_of_texts_each_with_its_own_seed(
 def test_what_is_shown_in_a_notebook_is_short(
     engine: outrider.Engine, target: outrider.RunningTarget
 ) -> None:
-    made = engine.generate(PROMPT, max_tokens=100, temperature=0)
+    made = engine.generate(PROMPT, max_tokens=60, temperature=0)
     assert len(made.text) > 100
     assert all(len(repr(shown)) < 120 for shown in (made, engine, target))
     assert "…" in repr(made)
-    assert repr(made).endswith(", 100 tokens, 'length')")
+    assert repr(made).endswith(", 60 tokens, 'length')")
     assert repr(engine) == f"Engine(model={engine.model!r}, draft={engine.draft!r})"
     with engine.stream(PROMPT, max_tokens=4) as stream:
         assert repr(stream) == "CompletionStream(running)"
@@ -263,7 +263,7 @@ def test_texts_are_spread_over_replicas_and_those_of_one_key_stay_together(
             ]
 
         def generate(key: str) -> str:
-            made = engine.generate(PROMPT, max_tokens=8, temperature=0, prompt_cache_key=key)
+            made = engine.generate(PROMPT, max_tokens=2, temperature=0, prompt_cache_key=key)
             return made.text
 
         texts = {generate("a") for _ in range(4)}

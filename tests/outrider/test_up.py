@@ -214,7 +214,7 @@ def folder(tmp_path: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="groups of processes are POSIX's")
-@pytest.mark.parametrize("by_name", [True, False])
+@pytest.mark.parametrize("by_name", [True, pytest.param(False, marks=pytest.mark.extended)])
 def test_a_pair_answers_over_http_and_leaves_nothing(by_name: bool, folder: str) -> None:
     process = begun("embedded") if by_name else begun("--directory", folder)
     page = until(process, "chat page: ")

@@ -15,9 +15,8 @@ import time
 from collections import Counter
 from itertools import combinations
 
-from tests.simulate.plan import FAULTS, draw
+from tests.simulate.plan import FAULTS, draw, shrink
 from tests.simulate.plants import PLANTS, planted
-from tests.simulate.shrink import shrink
 from tests.simulate.world import Result, run
 
 PROGRESS_SECONDS = 15.0
@@ -82,7 +81,7 @@ def one(seed: int, fault: str, *, trace: bool, smaller: bool) -> int:
     with planted(fault):
         plan = draw(seed)
         if smaller:
-            plan = shrink(plan)
+            plan = shrink(plan, lambda smaller: bool(run(smaller).failures))
         result = run(plan)
     print(plan)
     print("\n".join([*(result.lines if trace else []), *result.failures]))

@@ -13,8 +13,8 @@ from inference.errors import Busy, OutriderError
 from inference.text.stream import TextStream
 from outrider.endpoint.text_runner import TextRunner
 from outrider.text.completion import Completion
-from tests.simulate import loop
 from tests.simulate.kernel import kernel
+from tests.simulate.threads import run_on_loop
 
 if TYPE_CHECKING:
     from tests.simulate.client_process import Text
@@ -50,7 +50,7 @@ class Endpoint:
     def serve(self, texts: Sequence[Text], *, at_once: bool) -> None:
         """Let callers ask for these texts, and end when nobody wants anything."""
         runner = TextRunner(SimpleNamespace(model="exact"), MOST)  # type: ignore[arg-type]
-        loop.run(self._serve(runner, texts, at_once))
+        run_on_loop(self._serve(runner, texts, at_once))
         runner.close()
 
     async def _serve(self, runner: TextRunner, texts: Sequence[Text], at_once: bool) -> None:

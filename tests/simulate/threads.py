@@ -1,12 +1,15 @@
-"""Replacements of Python's threads, locks and queues while a simulation runs."""
+"""Replacements of Python's threads, locks, queues and event loops while a simulation runs. They
+park in the kernel.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -158,3 +161,60 @@ class Thread(Numbered):
 def current_thread() -> Any:
     fiber = kernel().current
     return fiber.thread if fiber is not None else None
+
+
+class Future(Numbered, asyncio.Future):  # type: ignore[type-arg]
+    """A future whose place in a set is the same in each run."""
+
+
+class Task(Numbered, asyncio.Task):  # type: ignore[type-arg]
+    """The same for a task."""
+
+
+class Loop(asyncio.BaseEventLoop):
+    """An event loop without files: timers, calls from threads, and tasks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kernel = kernel()
+        self._selector: Any = self
+        self._clock_resolution = 5e-13  # a timer is due at its time, and never before
+        self._fiber: Fiber | None = None
+        self._woken = False
+        self.set_task_factory(lambda loop, coro, **options: Task(coro, loop=loop, **options))
+
+    def time(self) -> float:
+        return self._kernel.now
+
+    def select(self, timeout: float | None) -> list[Any]:
+        """Wait as a selector would."""
+        if not self._woken and timeout != 0:
+            self._fiber = self._kernel.current
+            self._kernel.park(timeout)
+            self._fiber = None
+        self._woken = False
+        return []
+
+    def create_future(self) -> Future:
+        return Future(loop=self)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if not self._kernel.over:
+            error = context.get("exception")
+            self._kernel.crashes.append(f"{context['message']}: {error!r}")
+
+    def __del__(self) -> None:
+        """Say nothing of a loop whose process was killed."""
+
+    def _process_events(self, event_list: list[Any]) -> None: ...
+
+    def _write_to_self(self) -> None:
+        self._woken = True
+        if self._fiber is not None:
+            self._kernel.wake(self._fiber)
+
+
+def run_on_loop(main: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine on a loop of this thread, as asyncio.run() does."""
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        return runner.run(main)

@@ -26,6 +26,9 @@ DEADLINE = 3_000.0
 POLITE_SECONDS = 4.0
 """For a target to let go what its clients have closed."""
 
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+"""A directory on no disk: files of a simulation are written thousands of times."""
+
 SETTLE_SECONDS = 90.0
 """For threads to end when all clients have."""
 
@@ -121,7 +124,7 @@ def _run(plan: Plan) -> Result:
     root.addHandler(log)
     try:
         with (
-            tempfile.TemporaryDirectory() as folder,
+            tempfile.TemporaryDirectory(dir=MEMORY) as folder,
             installed(kernel, network, plan.seed, tap),
         ):
             world = World(plan, kernel, network, Path(folder), tap)

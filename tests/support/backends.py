@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,8 +118,10 @@ def neuron(machine: Machine) -> Model:
 
 
 def native_model(directory: Path, after: ExitStack) -> Model:
-    """Of the checkpoint that write_checkpoint writes."""
-    spec = replace(native_spec(2, (*FEW, MASKED)), features=heads.KEPT)
+    """Of the checkpoint that write_checkpoint writes. Its masked graph serves texts without rules,
+    too.
+    """
+    spec = replace(native_spec(2, (MASKED, FEW[1])), features=heads.KEPT)
     manifest = prepared(directory / "artifact", write_checkpoint(directory / "model"), spec)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCH_NEURONX_NEFF_CACHE_DIR", str(directory / "artifact" / GRAPHS))
@@ -182,7 +185,7 @@ class Backend(NamedTuple):
     make: makes its model, with up to ROWS rows of JUNK slots at least
     decoder: what it computes of a checkpoint; None for the stand-in of llama.cpp
     drafts: whether it ranks
-    trees: whether it takes trees; else chains only
+    trees: whether it takes trees, rules and several rows; else chains of one row only
     """
 
     make: Callable[[Machine], Model]
@@ -215,9 +218,34 @@ BACKENDS = {
 }
 
 
-def needs(ability: bool) -> None:
-    if not ability:
-        pytest.skip("this backend does not do it")
+def takes_trees(subject: str) -> bool:
+    return BACKENDS[subject].trees
+
+
+def ranks(subject: str) -> bool:
+    return BACKENDS[subject].drafts
+
+
+def ranks_trees(subject: str) -> bool:
+    return takes_trees(subject) and ranks(subject)
+
+
+def is_of_a_checkpoint(subject: str) -> bool:
+    """Whether it computes what our decoder does."""
+    return takes_trees(subject) and BACKENDS[subject].decoder is not None
+
+
+@cache
+def _text_of(
+    read: Callable[[Path], Decoder],
+    checkpoint: Path,
+    prompt: tuple[int, ...],
+    params: SamplingParams,
+    tokens: int,
+) -> list[int]:
+    """The eager model's text, generated once for all backends that compute the same."""
+    session = LocalSession(engine_of(eager_model(read(checkpoint))))
+    return alone(session, prompt, params, tokens)
 
 
 class Subject(NamedTuple):
@@ -233,11 +261,11 @@ class Subject(NamedTuple):
         self, prompt: Sequence[int], params: SamplingParams, tokens: int, made: Produce
     ) -> None:
         """Fail unless so many tokens of the checkpoint's own text are made behind the prompt."""
-        if self.decoder is None:
+        read = self.backend.decoder
+        if read is None or self.decoder is None:
             assert made(prompt, tokens) == own_text(prompt, params, tokens)
         else:
-            engine = engine_of(eager_model(self.decoder))
-            own = alone(LocalSession(engine), prompt, params, tokens)
+            own = _text_of(read, self.machine.checkpoint, tuple(prompt), params, tokens)
             assert_same_text(self.decoder, prompt, params, own, made, self.ties)
 
     def after(

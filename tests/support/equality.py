@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from inference.backends import Model, Segment
+from inference.backends import Model
+from inference.backends.sequence import ModelSequence
 from inference.model.cache import KeysValues, empty_cache
 from inference.model.choice.arithmetic import noise
 from inference.model.choice.sampler import Sampling
@@ -162,23 +163,20 @@ def assert_rows_are_independent(
     cache: the model's keys and values; None, or on no device, where they cannot be seen
     """
     rng = np.random.default_rng(0)
-    prompts = rng.integers(0, vocabulary, (2, CONTEXT))
-    for row in (0, 1):
-        model.choose([_segment(row, TokenTree.chain(prompts[row].tolist()), 0, SamplingParams())])
+    first, second = ModelSequence(model, 0, params), ModelSequence(model, 1, SamplingParams())
+    for sequence in (first, second):
+        sequence.extend(rng.integers(0, vocabulary, CONTEXT).tolist())
     seen = []
     for _ in range(6):
-        chosen = model.choose(
-            [
-                _segment(0, _tree(nodes, vocabulary, rng), CONTEXT, params),
-                _other_row(vocabulary, rng),
-            ]
-        )[0].tokens
+        neighbours = TokenTree.chain(rng.integers(0, vocabulary, 2).tolist())
+        call = [first.prepare(_tree(nodes, vocabulary, rng)), second.prepare(neighbours)]
+        chosen = model.choose(call)[0].tokens
         parts = cache.stacked() if cache is not None and not cache.keys[0].is_meta else ()
-        kept = [part[:, 0, [CONTEXT, CONTEXT + 1]] for part in parts]
+        kept = [part[:, 0, call[0].slots[:2]] for part in parts]
         seen.append((torch.from_numpy(chosen[:2].copy()), *kept))
     for other in seen[1:]:
-        for first, second in zip(seen[0], other, strict=True):
-            assert torch.equal(first, second), "a node differs with the nodes beside it"
+        for ours, theirs in zip(seen[0], other, strict=True):
+            assert torch.equal(ours, theirs), "a node differs with the nodes beside it"
 
 
 def _tree(nodes: int, vocabulary: int, rng: np.random.Generator) -> TokenTree:
@@ -190,25 +188,3 @@ def _tree(nodes: int, vocabulary: int, rng: np.random.Generator) -> TokenTree:
         *rng.permutation(vocabulary - 2)[: nodes - 2].tolist(),
     ]
     return TokenTree(np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32))
-
-
-def _other_row(vocabulary: int, rng: np.random.Generator) -> Segment:
-    return _segment(
-        1, TokenTree.chain(rng.integers(0, vocabulary, 2).tolist()), CONTEXT, SamplingParams()
-    )
-
-
-def _segment(row: int, tree: TokenTree, base: int, params: SamplingParams) -> Segment:
-    every = np.arange(len(tree), dtype=np.int32)
-    seen = np.ones((1, base), dtype=np.bool_)
-    pick = every if base else every[-1:]
-    return Segment(
-        row,
-        tree.tokens,
-        base + every,
-        (base + tree.depths).astype(np.int32),
-        seen,
-        tree.mask,
-        pick,
-        params,
-    )

@@ -11,6 +11,7 @@ import hashlib
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -140,20 +141,6 @@ class Recorder(Finite):
         return out
 
 
-class Metaneff:
-    def SerializeToString(self) -> bytes:
-        return b"metaneff"
-
-
-class TraceArtifacts:
-    def __init__(
-        self, hlo: Any, traced: Traced, weight_name_to_idx: dict[str, int], params: list[str]
-    ) -> None:
-        self.hlo, self.metaneff, self.flattener, self.packer = hlo, Metaneff(), traced, None
-        self.weight_name_to_idx, self.weight_names_to_skip = weight_name_to_idx, set[str]()
-        self.model_params = params
-
-
 class CompilationArtifacts:
     def __init__(self, neff_filepath: str) -> None:
         self.neff_filepath = neff_filepath
@@ -186,7 +173,7 @@ class FakeFunctions:
     def __init__(self, neuron: Any) -> None:
         self._neuron, self._lowering = neuron, Lowering()
 
-    def trace(self, model: Any, *, kwargs: Any = None) -> TraceArtifacts:
+    def trace(self, model: Any, *, kwargs: Any = None) -> Any:
         if not kwargs:
             raise ValueError("At least one input tensor must be provided via args or kwargs")
         for layer in model.modules():
@@ -206,8 +193,8 @@ class FakeFunctions:
             out = module(**ordered)
         check_outputs(out)
         states = {name: (tensor.shape, tensor.dtype) for name, tensor in changed.items()}
-        names = list(signature.parameters)
-        traced = Traced(copy.deepcopy(model), route_of(ordered), tuple(ordered), states, names)
+        parameters = list(signature.parameters)
+        traced = Traced(copy.deepcopy(model), route_of(ordered), states, parameters)
         inputs = [("parameter", str(list(tensor.shape))) for tensor in ordered.values()]
         weights = dict(module.named_parameters())
         inputs += [
@@ -215,7 +202,13 @@ class FakeFunctions:
             for name in recorder.read
         ]
         hlo = self._lowering.module([*inputs, *recorder.operations])
-        return TraceArtifacts(hlo, traced, recorder.read, names)
+        return SimpleNamespace(
+            hlo=hlo,
+            metaneff=SimpleNamespace(SerializeToString=lambda: b"metaneff"),
+            flattener=traced,
+            weight_name_to_idx=recorder.read,
+            weight_names_to_skip=set(),
+        )
 
     def compile(self, hlo_module: Any, metaneff: Any, **compiler: Any) -> CompilationArtifacts:
         assert not hlo_module.frontend_attributes.map, "a marked graph is compiled by compile_wlo"

@@ -71,6 +71,7 @@ class Neuron:
     saved: dict[str, Any] = field(default_factory=dict)
     loaded: list[Any] = field(default_factory=list)
     nxd_model: Any = None
+    platform: str | None = None  # as it was when the packages were first imported
 
     def check_platform(self) -> None:
         if not self.device and not self.platform:
@@ -79,22 +80,17 @@ class Neuron:
                 "before the import"
             )
 
-    @property
-    def platform(self) -> str | None:
-        """Its value when the packages were first imported: later changes come late."""
-        return self._platform
-
     def install(self, patch: pytest.MonkeyPatch, folder: Path) -> Neuron:
         """Metadata on sys.path, and modules behind an import hook that notes the platform."""
         lay_out(patch, folder, self.versions, device=self.device)
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))  # nothing was compiled here before
-        self._platform: str | None = None
+        self.platform = None
         self.nxd_model = type("NxDModel", (NxDModel,), {"neuron": self})
         modules = self.modules()
 
         def importing(name: str) -> Any:
             if name in modules:
-                self._platform = self._platform or os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE")
+                self.platform = self.platform or os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE")
                 sys.modules[name] = modules[name]
                 return modules[name]
             raise ImportError(name)

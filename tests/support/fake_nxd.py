@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +111,8 @@ class Traced:
 
     module: nn.Module
     route: str
-    names: tuple[str, ...]
     states: dict[str, tuple[torch.Size, torch.dtype]]
-    parameters: list[str] = field(default_factory=list)
+    parameters: list[str]
 
 
 def route_of(inputs: Mapping[str, Tensor]) -> str:

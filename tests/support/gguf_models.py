@@ -205,6 +205,11 @@ def logits_after(seen: int) -> NDArray[np.float32]:  # [PADDED]
     return logits
 
 
+def choice_after(tokens: Sequence[int]) -> int:
+    """The greedy choice behind these tokens."""
+    return int(logits_after(seen_after(tokens, 0))[:VOCABULARY].argmax())
+
+
 def own_text(prompt: Sequence[int], params: SamplingParams, count: int) -> list[int]:
     """The model's text by hand: the choice after each whole prefix."""
     tokens = list(prompt)

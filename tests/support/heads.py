@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -194,14 +194,13 @@ def _layer(weights: dict[str, Tensor], read: Tensor, residual: Tensor) -> Tensor
         (read @ weights[f"self_attn.{part}_proj.weight"].T).view(n, -1, SIZE).transpose(0, 1)
         for part in "qkv"
     )
-    q, k = _turned(q), _turned(k).repeat_interleave(HEADS // SHARED, 0)
-    scores = q @ k.transpose(1, 2) / math.sqrt(SIZE)
-    scores = scores.masked_fill(torch.ones(n, n).tril() == 0, -math.inf)
-    mixed = scores.softmax(-1) @ v.repeat_interleave(HEADS // SHARED, 0)
+    mixed = F.scaled_dot_product_attention(
+        _turned(q), _turned(k), v, is_causal=True, enable_gqa=True
+    )
     mixed = mixed.transpose(0, 1).reshape(n, -1) @ weights["self_attn.o_proj.weight"].T
     x = residual + mixed
     inner = _norm(x, weights["post_attention_layernorm.weight"])
-    gate = torch.nn.functional.silu(inner @ weights["mlp.gate_proj.weight"].T)
+    gate = F.silu(inner @ weights["mlp.gate_proj.weight"].T)
     inner = gate * (inner @ weights["mlp.up_proj.weight"].T)
     return x + inner @ weights["mlp.down_proj.weight"].T
 
@@ -215,4 +214,4 @@ def _turned(x: Tensor) -> Tensor:  # [heads, n, SIZE]
 
 
 def _norm(x: Tensor, weight: Tensor) -> Tensor:
-    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5) * weight
+    return F.rms_norm(x, weight.shape, weight, 1e-5)

@@ -26,6 +26,14 @@ from inference.token_rule import Adjustment
 from outrider.models.directories import EMBEDDED
 
 GREEDY = SamplingParams()
+SAMPLINGS = [
+    GREEDY,
+    SamplingParams(0.7, seed=11),
+    SamplingParams(1.0, seed=2**62 + 5),
+    SamplingParams(1.0, top_p=0.9, seed=13).on_the_wire(),
+    SamplingParams(0.7, top_k=20, min_p=0.125, seed=14).on_the_wire(),
+]
+"""Each way to choose: none of them is cut in the first three."""
 
 TINY: dict[str, Any] = {
     "model_type": "llama",

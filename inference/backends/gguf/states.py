@@ -169,11 +169,9 @@ class GgufStates:
                 self._release([sequence])
 
     def _begin(self, row: int, text: IntArray, limit: int, rest: int) -> tuple[int, int]:
-        """Fill a free sequence with the first tokens of a row. Returns the sequence and the number
-        of tokens.
-
-        Copies the longest prefix of up to `limit` tokens, and computes the tokens that follow,
-        except the last `rest`. Raises Unavailable.
+        """Copy the longest prefix of up to `limit` tokens to a free sequence, and compute the
+        tokens that follow, except the last `rest`. Returns the sequence and its length. Raises
+        Unavailable.
         """
         start = self._longest(row, text, limit)
         sequence = self._free.pop() if start is None else self._copied(start).sequence

@@ -165,10 +165,8 @@ class CompiledModel:
         return self.choose(segments[:half]) + self.choose(segments[half:])
 
     def _in_parts(self, segment: Segment) -> Chosen:
-        """Compute a row in several graph calls.
-
-        If a tree has more depths than the graphs have noise for, it is computed again for the
-        deeper nodes. A long chain is computed in pieces.
+        """Compute a row in several graph calls: a tree again for the depths beyond the graphs'
+        noise, a long chain in pieces.
         """
         levels = max((bucket.levels for bucket in self.graphs if fits(bucket, segment)), default=0)
         if levels:

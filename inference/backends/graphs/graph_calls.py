@@ -142,10 +142,8 @@ def joined(answers: Sequence[Chosen], places: Sequence[IntArray]) -> Chosen:
 
 
 def _after(bucket: Bucket, segments: Sequence[Segment]) -> IntArray:  # [B, P]
-    """Return the positions of the tokens to choose.
-
-    Nodes without a pick or without noise get the lowest position of their row, since graphs compute
-    noise only for a few positions from the lowest one on.
+    """Return the positions of the tokens to choose; for nodes without a pick or without noise, the
+    lowest of their row, since graphs compute noise only for a few positions from there on.
     """
     after = np.zeros((bucket.rows, bucket.picks), dtype=np.int32)
     for row, segment in enumerate(segments):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import Cache
+from transformers.cache_utils import Cache
 
 from inference.backends import Segment
 from inference.backends.libraries.tree_lines import BEHIND, begins, lines_of, path_of, thinned

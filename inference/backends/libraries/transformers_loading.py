@@ -78,7 +78,7 @@ def load_transformers(
 
 def _loaded(directory: Path, dtype: torch.dtype, device: torch.device) -> Any:
     """Load the library's model, each tensor directly to the device. Raises one of _ERRORS."""
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
     loader: Any = AutoModelForCausalLM
     library, info = loader.from_pretrained(
         directory,
@@ -145,9 +145,7 @@ _REACH = 4
 
 @contextmanager
 def _short_reaches(library: Any, reaches: Mapping[str, Reach]) -> Iterator[dict[str, Reach]]:
-    """Set the library's windows and chunks to _REACH, so that the trial covers them. Yields the
-    resulting reaches.
-    """
+    """Set the library's windows and chunks to _REACH within this context; yield the reaches."""
     config = library.config.get_text_config()
     settings = {name: getattr(config, name, None) for name in WINDOW_FIELDS}
     values = {name: value for name, value in settings.items() if value is not None}

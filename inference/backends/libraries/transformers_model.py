@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import Cache
+from transformers.cache_utils import Cache
 
 from inference.backends import Segment
 from inference.backends.eager import BatchTensors, SlotModel

@@ -288,7 +288,7 @@ def _join(plan: RankPlan, rank: int, meeting: Path) -> None:
     """Make this process a rank of the group. The device must not have been used before."""
     torch.distributed.init_process_group(
         plan.machine.collectives,
-        store=torch.distributed.FileStore(str(meeting), plan.ranks),  # type: ignore[attr-defined]
+        store=torch.distributed.FileStore(str(meeting), plan.ranks),
         rank=rank,
         world_size=plan.ranks,
         timeout=MEETING,

@@ -28,9 +28,9 @@ from inference.engine.scheduler import DelayedSessions
 from inference.engine.sessions.session import Session
 from inference.engine.sessions.text_rules import DraftRules
 from inference.engine.tuning import TUNING
-from inference.loop.draft_tuning import TUNING as DRAFTING
 from inference.order import End, Spent
 from inference.planner.acceptance import PairStats
+from inference.planner.prices import TUNING as DRAFTING
 from inference.planner.prices import Prices, Usage
 from inference.proposer import COLOCATED, Nodes
 from inference.tree.candidates import ProposalStream
@@ -265,10 +265,8 @@ class ColocatedDrafter:
             self._fail(drafted, error)
 
     def _call(self, calling: Sequence[_DraftedSession], began: float) -> None:
-        """Make one draft call for several sessions.
-
-        They are charged the time since `began`, plus the time it took to process the previous
-        call's answers.
+        """Make one draft call for several sessions, which are charged the time since `began`, and
+        that of processing the previous call's answers.
         """
         answers = call_each(self._rank, [drafted.proposer.segment() for drafted in calling])
         ended = self._clock()

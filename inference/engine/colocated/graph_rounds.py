@@ -185,10 +185,8 @@ class GraphRounds:
         self._tokens += (_RECENT if self._tokens else 1.0) * (tokens - self._tokens)
 
     def _serves(self, session: Session) -> bool:
-        """Whether a session requests rounds and may have a round's nodes in a forward pass.
-
-        Graphs of rounds neither adjust nor report logits, so a session with a rule takes part in
-        ordinary forward passes only.
+        """Whether a session requests rounds, may have a round's nodes in a forward pass, and has no
+        rule: graphs of rounds neither adjust nor report logits.
         """
         nodes, asks = self._model.shape.nodes, session.drafted_beside
         fits = nodes <= (session.tree_nodes or nodes)

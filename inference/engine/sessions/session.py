@@ -253,9 +253,7 @@ class Session(TextLog):
         return segment
 
     def _adjustment(self, rule: TokenRule, tree: TokenTree) -> Adjustment:
-        """Return the rule's adjustment. An error is stored, because the forward pass of the other
-        sessions must not fail.
-        """
+        """Return the rule's adjustment. Errors are stored: other sessions' pass must not fail."""
         try:
             return rule.adjust(tree, range(len(tree)))
         except InvalidRequest as error:

@@ -222,9 +222,7 @@ def _number(field: Json, default: float | None = None) -> float:
 
 
 def _rope(raw: Json) -> tuple[float, RopeScaling | None]:
-    """Return rope theta and scaling from rope_parameters, or from the older rope_theta and
-    rope_scaling.
-    """
+    """Return theta and scaling from rope_parameters, or the older rope_theta and rope_scaling."""
     rope = raw.field("rope_parameters" if raw.field("rope_parameters").value else "rope_scaling")
     theta = _number(raw.field("rope_theta"), 10000.0)
     if not rope.value:

@@ -207,9 +207,7 @@ def _top_by_blocks(rows: Tensor, k: int, widest: int) -> tuple[Tensor, Tensor]:
 
 
 def _top_of_rows(rows: Tensor, k: int, widest: int) -> tuple[Tensor, Tensor]:
-    """Split rows into pieces for the lanes while pieces are far wider than k, search each piece,
-    and then search the results.
-    """
+    """Search pieces of rows for the lanes, while these are far wider than k, then the results."""
     count, width = rows.shape
     pieces = max(-(-width // widest), min(_LANES // count, width // max(4 * k, _NARROW)))
     if pieces <= 1:

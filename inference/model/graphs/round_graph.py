@@ -13,19 +13,12 @@ from torch import Tensor
 
 from inference.files.artifact import Bucket, DraftBucket, RoundBucket
 from inference.model.cache import CachedGraph, KeysValues
-from inference.model.choice.arithmetic import ENGINES, HOST
+from inference.model.choice.arithmetic import ENGINES, HOST, Arithmetic
 from inference.model.choice.graph_choice import KeepsNoise, MaskInputs
-from inference.model.choice.sampler import Sampling, noise_table
+from inference.model.choice.sampler import Sampling, guess_drawn, guess_greedy, noise_table
 from inference.model.decoder import Decoder, Hidden
-from inference.model.graphs.drafted_tree import (
-    CacheRows,
-    Draws,
-    NodeSight,
-    accept_in_graph,
-    draft_tree,
-)
-from inference.model.graphs.verify_graph import choice, example_inputs, together
-from inference.tree.tree_shape import Branches
+from inference.model.graphs.verify_graph import NodeRows, choice, example_inputs, together
+from inference.tree.tree_shape import NONE, Branches
 
 DRAFT = "draft_"
 """Prefix of the draft's caches and inputs in a fused graph."""
@@ -40,9 +33,76 @@ INPUTS = (
 """Inputs of a round in order. A greedy round does not have the last five."""
 
 
-class _Fused(CachedGraph):
-    """Target, draft, tree shape, and the caches of both models."""
+class Draws(NamedTuple):
+    """Sampling parameters of each row, and the noise of draft and target for all tokens at the
+    positions below the root.
+    """
 
+    sampling: Sampling
+    table: Tensor  # [B, depth + 1, V] float32
+
+    def below(self, depth: int, wide: int) -> Tensor:  # [B, wide, V]
+        """Return the noise for the children of `wide` nodes at this depth."""
+        return self.table[:, depth : depth + 1].expand(-1, wide, -1)
+
+
+def draft_tree(
+    draft: Decoder,
+    shape: Branches,
+    entry: Tensor,
+    at: NodeRows,
+    cache: KeysValues,
+    draws: Draws | None,
+    by: Arithmetic,
+) -> tuple[Tensor, KeysValues]:
+    """Grow a tree level by level.
+
+    Returns its tokens [B, nodes], and the draft's keys and values [B, 1 + inner nodes, width] for
+    each layer, starting with the two entry nodes.
+
+    entry: [B, 2] int32, a token that the draft has not computed yet (or padding), then the root
+    at: rows, positions and masks of the two entry nodes and the inner nodes
+    """
+    levels, level, new, first = [entry[:, 1:]], entry, None, 0
+    for depth, (wide, branch) in enumerate(zip(shape.levels, shape.branches, strict=False)):
+        last = first + level.shape[1]
+        positions, mask = at.positions[:, first:last], at.tree_mask[:, first:last, :last]
+        out: Hidden = draft(level, at.rows, positions, at.context_mask, mask, None, cache, new)
+        logits = draft.logits(out.states[:, -wide:])
+        if draws is None:
+            ids = guess_greedy(logits, branch, by, draft.share)
+        else:
+            drawn = draws.below(depth, wide)
+            ids = guess_drawn(logits, draws.sampling, drawn, branch, by, draft.share)
+        new = out.new if new is None else new.followed_by(out.new)
+        level, first = ids.flatten(1), last
+        levels.append(level)
+    assert new is not None
+    return torch.cat(levels, 1), new
+
+
+def accept_in_graph(shape: Branches, tokens: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Accept the target's choices in trees of a fixed shape, like accept_matches().
+
+    tokens, chosen: [B, nodes] int32; siblings are distinct, so each level has at most one match
+
+    Returns the accepted node at each depth [B, depth], NONE below the last, and the next token [B].
+    """
+    none = torch.full_like(chosen[:, 0], NONE)
+    # Whether each node is accepted [B]; None for the root, which always is.
+    reached: list[Tensor | None] = [None]
+    path, next_token = [none] * shape.depth, chosen[:, 0]
+    for node in range(1, shape.nodes):
+        parent, depth = shape.parents[node], shape.depths[node]
+        matches, above = tokens[:, node] == chosen[:, parent], reached[parent]
+        accepted = matches if above is None else matches & above
+        reached.append(accepted)
+        path[depth - 1] = torch.where(accepted, torch.full_like(none, node), path[depth - 1])
+        next_token = torch.where(accepted, chosen[:, node], next_token)
+    return torch.stack(path, 1), next_token
+
+
+class _Fused(CachedGraph):
     arithmetic = HOST
 
     def __init__(
@@ -59,7 +119,7 @@ class _Fused(CachedGraph):
         self.hold(draft_cache, DRAFT)
 
     def _made(
-        self, entry: Tensor, target: CacheRows, draft: CacheRows, sampling: Sampling | None
+        self, entry: Tensor, target: NodeRows, draft: NodeRows, sampling: Sampling | None
     ) -> tuple[Tensor, KeysValues, KeysValues]:
         """Return the answer of a round, and new keys and values of the target and of the draft.
 
@@ -71,7 +131,7 @@ class _Fused(CachedGraph):
         draws = None if sampling is None else Draws(sampling, self._table(sampling, target))
         past = self.cache(DRAFT)
         tokens, drafted = draft_tree(self.draft, self.shape, entry, draft, past, draws, by)
-        out: Hidden = self.decoder(tokens, target.rows, *target.sight, None, self.cache())
+        out: Hidden = self.decoder(tokens, *target, None, self.cache())
         logits = self.decoder.logits(out.states)
         drawn = None
         if draws is not None:
@@ -81,7 +141,7 @@ class _Fused(CachedGraph):
         path, next_token = accept_in_graph(self.shape, tokens, chosen)
         return torch.cat((tokens[:, 1:], path, next_token[:, None]), 1), out.new, drafted
 
-    def _table(self, sampling: Sampling, target: CacheRows) -> Tensor:  # [B, depth + 1, V]
+    def _table(self, sampling: Sampling, target: NodeRows) -> Tensor:  # [B, depth + 1, V]
         """Return the noise at the positions below each row's root, the first node of the row."""
         raise NotImplementedError
 
@@ -114,14 +174,14 @@ class RoundGraph(_Fused):
         """
         answer, new, drafted = self._made(
             draft_tokens,
-            CacheRows(rows, NodeSight(positions, context_mask, tree_mask)),
-            CacheRows(draft_rows, NodeSight(draft_positions, draft_context_mask, draft_tree_mask)),
+            NodeRows(rows, positions, context_mask, tree_mask),
+            NodeRows(draft_rows, draft_positions, draft_context_mask, draft_tree_mask),
             together(Sampling, temperature, top_k, top_p, seed, min_p),
         )
         return answer, *new.stacked(), *drafted.stacked()
 
-    def _table(self, sampling: Sampling, target: CacheRows) -> Tensor:
-        first, ids = target.sight.positions[:, :1] + 1, self.decoder.token_ids()
+    def _table(self, sampling: Sampling, target: NodeRows) -> Tensor:
+        first, ids = target.positions[:, :1] + 1, self.decoder.token_ids()
         return noise_table(sampling, first, self.shape.depth + 1, ids, self.arithmetic)
 
 
@@ -183,15 +243,12 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
         asked: Tensor | None = None,
     ) -> Tensor:
         """Return the answer of a round [B, nodes - 1 + depth + 1], or the output of a
-        StatefulGraph.
-
-        After copying rows or computing noise, the returned tensor is meaningless.
+        StatefulGraph; a tensor without meaning after copying rows or computing noise.
         """
         sampling = together(Sampling, temperature, top_k, top_p, seed, min_p)
-        sight = (positions, context_mask, tree_mask)
-        target = _part(tokens, pick, rows, slots, *sight)
-        draft_sight = (draft_positions, draft_context_mask, draft_tree_mask)
-        draft = _part(draft_tokens, draft_pick, draft_rows, draft_slots, *draft_sight)
+        target = _part(tokens, pick, slots, rows, positions, context_mask, tree_mask)
+        draft_sight = (draft_rows, draft_positions, draft_context_mask, draft_tree_mask)
+        draft = _part(draft_tokens, draft_pick, draft_slots, *draft_sight)
         if target is None and draft is None:
             assert rows is not None, "no inputs"
             return self._between(rows, after, seed)
@@ -203,7 +260,11 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
             changes = (allowed, text_ids, text_changes, node_ids, node_changes, asked)
             masks = together(MaskInputs, *changes)
             return self._alone(self.decoder, "", target, after, sampling, masks)
-        return self._round(target, draft, sampling)
+        assert draft.tokens is not None, "the draft starts from a root"
+        answer, new, drafted = self._made(draft.tokens, target.at, draft.at, sampling)
+        self.write(target.at.rows, target.slots, new)
+        self.write(draft.at.rows, draft.slots, drafted, DRAFT)
+        return answer
 
     def _between(self, rows: Tensor, after: Tensor | None, seed: Tensor | None) -> Tensor:
         """Compute noise if there are positions and seeds, otherwise copy a row."""
@@ -217,19 +278,10 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
                 self.copy_row(rows[:1], rows[1:], which)
         return rows + rows
 
-    def _table(self, sampling: Sampling, target: CacheRows) -> Tensor:
+    def _table(self, sampling: Sampling, target: NodeRows) -> Tensor:
         steps = torch.arange(1, self.shape.depth + 2, dtype=torch.int32, device=target.rows.device)
-        positions = target.sight.positions[:, :1] + steps
+        positions = target.positions[:, :1] + steps
         return sampling.weigh(self.noise_at(target.rows, positions))
-
-    def _round(
-        self, target: _ModelInputs, draft: _ModelInputs, sampling: Sampling | None
-    ) -> Tensor:
-        assert draft.tokens is not None, "the draft starts from a root"
-        answer, new, drafted = self._made(draft.tokens, target.at, draft.at, sampling)
-        self.write(target.at.rows, target.slots, new)
-        self.write(draft.at.rows, draft.slots, drafted, DRAFT)
-        return answer
 
     def _alone(
         self,
@@ -240,14 +292,12 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
         sampling: Sampling | None,
         masks: MaskInputs | None,
     ) -> Tensor:
-        """Run one of the models.
-
-        The junk slot of the other model is written, too, as all graphs of a package must reassign
-        all state.
+        """Run one of the models, and write the junk slot of the other one: all graphs of a package
+        must reassign all state.
         """
         assert inputs.tokens is not None, "nothing to look at"
-        rows, sight = inputs.at
-        out: Hidden = model(inputs.tokens, rows, *sight, inputs.pick, self.cache(which))
+        rows = inputs.at.rows
+        out: Hidden = model(inputs.tokens, *inputs.at, inputs.pick, self.cache(which))
         logits = model.logits(out.states)
         drawn = None if sampling is None or after is None else self.noise_at(rows, after)
         chosen = choice(model, logits, sampling, drawn, masks, self.arithmetic)
@@ -257,25 +307,20 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
 
 
 class _ModelInputs(NamedTuple):
-    """The inputs of one model. In a round, the target's tokens are drafted inside the graph, and
-    both models pick all nodes.
-    """
+    """The inputs of one model. In a round, the target's tokens are drafted inside the graph."""
 
     tokens: Tensor | None
     slots: Tensor
-    at: CacheRows
+    at: NodeRows
     pick: Tensor | None
 
 
 def _part(
-    tokens: Tensor | None, pick: Tensor | None, rows: Tensor | None, slots: Tensor | None,
-    *masks: Tensor | None,
-) -> _ModelInputs | None:  # fmt: skip
+    tokens: Tensor | None, pick: Tensor | None, slots: Tensor | None, *at: Tensor | None
+) -> _ModelInputs | None:
     """Collect the inputs of a model; None if the call does not use it."""
-    sight = together(NodeSight, *masks)
-    if rows is None or slots is None or sight is None:
-        return None
-    return _ModelInputs(tokens, slots, CacheRows(rows, sight), pick)
+    rows = together(NodeRows, *at)
+    return None if slots is None or rows is None else _ModelInputs(tokens, slots, rows, pick)
 
 
 def round_inputs(bucket: RoundBucket) -> dict[str, Tensor]:

@@ -25,12 +25,13 @@ from inference.model.decoder import Decoder, Hidden
 Inputs = TypeVar("Inputs", bound=tuple[Tensor, ...])
 
 
-class _Nodes(NamedTuple):
-    tokens: Tensor
-    rows: Tensor
-    positions: Tensor
-    context_mask: Tensor
-    tree_mask: Tensor
+class NodeRows(NamedTuple):
+    """Cache rows, positions and masks of a model's new nodes."""
+
+    rows: Tensor  # [B] int32
+    positions: Tensor  # [B, n] int32
+    context_mask: Tensor  # [B, 1, S] int32 0/1
+    tree_mask: Tensor  # [B, n, n] int32 0/1
 
 
 class _ChoosingGraph(CachedGraph):
@@ -52,17 +53,20 @@ class _ChoosingGraph(CachedGraph):
 
     def _run(
         self,
-        nodes: _Nodes,
+        tokens: Tensor,
+        at: NodeRows,
         pick: Tensor | None,
         after: Tensor | None,
         sampling: Sampling | None,
         masks: MaskInputs | None,
     ) -> tuple[Tensor, Hidden]:
         """Return the result of choice(), and the decoder's output."""
-        out: Hidden = self.decoder(*nodes, pick, self.cache(), feature_layers=self._feature_layers)
+        out: Hidden = self.decoder(
+            tokens, *at, pick, self.cache(), feature_layers=self._feature_layers
+        )
         logits, drawn = self.decoder.logits(out.states), None
         if sampling is not None and after is not None:
-            drawn = self._drawn(nodes.rows, after, sampling)
+            drawn = self._drawn(at.rows, after, sampling)
         return choice(self.decoder, logits, sampling, drawn, masks, self.arithmetic), out
 
 
@@ -130,10 +134,11 @@ class VerifyGraph(_ChoosingGraph):
         """Return chosen tokens [B, P], new keys and new values, each [layers, B, T, width], and
         with feature layers also features [B, T, feature layers * hidden].
         """
-        nodes = _Nodes(tokens, rows, positions, context_mask, tree_mask)
+        at = NodeRows(rows, positions, context_mask, tree_mask)
         sampling = together(Sampling, temperature, top_k, top_p, seed, min_p)
         changes = (allowed, text_ids, text_changes, node_ids, node_changes, asked)
-        chosen, out = self._run(nodes, pick, after, sampling, together(MaskInputs, *changes))
+        masks = together(MaskInputs, *changes)
+        chosen, out = self._run(tokens, at, pick, after, sampling, masks)
         features = () if out.features is None else (out.features,)
         return chosen, *out.new.stacked(), *features
 
@@ -187,8 +192,8 @@ class StatefulGraph(KeepsNoise, _ChoosingGraph):
         node_changes: Tensor | None = None,
         asked: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        nodes = together(_Nodes, tokens, rows, positions, context_mask, tree_mask)
-        if nodes is None or slots is None:
+        at = together(NodeRows, rows, positions, context_mask, tree_mask)
+        if at is None or tokens is None or slots is None:
             if after is not None and seed is not None:
                 ids = self.decoder.token_ids()
                 self.fill_noise(rows, after, seed, ids, self.arithmetic)
@@ -199,7 +204,8 @@ class StatefulGraph(KeepsNoise, _ChoosingGraph):
             return rows + rows  # a graph must return something; this value is not used
         sampling = together(Sampling, temperature, top_k, top_p, seed, min_p)
         changes = (allowed, text_ids, text_changes, node_ids, node_changes, asked)
-        chosen, out = self._run(nodes, pick, after, sampling, together(MaskInputs, *changes))
+        masks = together(MaskInputs, *changes)
+        chosen, out = self._run(tokens, at, pick, after, sampling, masks)
         self.write(rows, slots, out.new)
         self.touch_noise()
         return chosen if out.features is None else (chosen, out.features)

@@ -277,5 +277,5 @@ def test_graphs_built_by_processes_are_those_of_one_builder(tmp_path: Path) -> N
 def test_what_goes_wrong_in_a_process_is_an_error_here(
     tmp_path: Path, settings: dict[str, str], shown: list[str]
 ) -> None:
-    builder = InProcesses(partial(Watched, **settings), 2, quiet=True)  # type: ignore[arg-type]
+    builder = InProcesses(partial(Watched, **settings), 1, quiet=True)  # type: ignore[arg-type]
     assert_refused(lambda: build(tmp_path / "out", builder), shown, BadArtifact)

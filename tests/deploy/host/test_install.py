@@ -176,7 +176,9 @@ def legacy_recipe() -> list[str]:
     return [*filter(None, printed), "torch"]
 
 
-@pytest.mark.parametrize("way", ["the page", "the recipe for older images"])
+@pytest.mark.parametrize(
+    "way", ["the page", pytest.param("the recipe for older images", marks=pytest.mark.extended)]
+)
 def test_every_module_imports_with_the_pages_packages_alone(way: str, tmp_path: Path) -> None:
     wanted = legacy_recipe()
     if way == "the page":

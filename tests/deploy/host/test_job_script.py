@@ -13,7 +13,7 @@ import pytest
 from compile.store import open_store, pull
 from deploy.host.user_data import ARTEFACT, RESULTS, job_script
 from outrider.models.directories import EMBEDDED
-from tests.support.hub_server import COMMIT, TOKEN, hub_server
+from tests.support.cloud import COMMIT, TOKEN, hub_server
 from tests.support.scratch_host import IMAGE_VENV, JOB, ScratchHost, scratch_host
 
 pytestmark = pytest.mark.extended

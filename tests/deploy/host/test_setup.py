@@ -27,8 +27,7 @@ from grpc_comm.keys import make_key
 from inference.files.artifact import check_files, read_manifest
 from outrider.models.directories import EMBEDDED
 from tests.support.artifacts import build
-from tests.support.aws_server import AwsServer
-from tests.support.hub_server import COMMIT, TOKEN, hub_server
+from tests.support.cloud import COMMIT, TOKEN, AwsServer, hub_server
 from tests.support.repository import ROOT
 from tests.support.scratch_host import IMAGE_VENV, ScratchHost, read_unit, scratch_host, settings
 from tests.support.wire_fixtures import free_port

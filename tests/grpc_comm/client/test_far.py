@@ -51,7 +51,7 @@ class Paced(Successor):
         return super().choose(segments)
 
 
-@pytest.mark.parametrize("delay", [0, 40, 150])
+@pytest.mark.parametrize("delay", [0, 150])
 def test_a_text_without_any_draft_never_stands_still_for_want_of_credit(delay: float) -> None:
     engine = Engine(Paced(2), sequence_length=50_000, max_tree_nodes=32, vocabulary=VOCABULARY)
     metrics = Metrics()
@@ -92,9 +92,9 @@ def test_candidates_that_the_link_does_not_take_are_dropped() -> None:
         connect(link.address, timeout=WAIT) as connection,
     ):
         session = opened(connection)
-        for _ in range(500):
+        for _ in range(100):
             session.propose(candidates(session, 2, range(4, 1_000)))
-        assert session.traffic.messages_up < 500
+        assert session.traffic.messages_up < 100
         link.cut()
 
 

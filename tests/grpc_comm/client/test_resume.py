@@ -45,7 +45,7 @@ from tests.support.wire_fixtures import (
     until_it_fails,
 )
 
-PROMPT, TOKENS = [7, 3, 30], 60
+PROMPT, TOKENS = [7, 3, 30], 24
 END = len(PROMPT) + TOKENS
 TEMPERATURES = (0.0, 0.7, 1.0)
 RULE = SamplingParams(

@@ -37,8 +37,8 @@ ENOUGH_BYTES = 2**19
 """Of a flood, to be one: some 700 bytes a frame would exceed the limit."""
 
 
-FLOOD_SECONDS = 1.5
-FLOOD_BYTES = 12 * 2**20
+FLOOD_SECONDS = 1.0
+FLOOD_BYTES = 4 * 2**20
 
 DATA, HEADERS, SETTINGS, PING, CONTINUATION = 0, 1, 4, 6, 9
 END_HEADERS = 4

@@ -39,7 +39,7 @@ MEGABYTES = 400
 """By which the process may grow over all examples, Hypothesis's own memory included."""
 
 fuzzed = settings(
-    max_examples=examples(120),
+    max_examples=examples(40),
     database=None,
     suppress_health_check=list(HealthCheck),
 )
@@ -122,7 +122,7 @@ def test_describe_answers_or_refuses(channel: Any, request: bytes) -> None:
         )
     )
 )
-@settings(fuzzed, max_examples=examples(40))
+@settings(fuzzed, max_examples=examples(20))
 def test_frames_that_no_library_sends_end_their_connection_at_most(
     server: BackgroundServer, frames: list[Any]
 ) -> None:

@@ -22,7 +22,7 @@ from tests.support import pairs
 from tests.support.hostile import keys_file, known_as
 from tests.support.wire_fixtures import WAIT, background, eventually, rest
 
-PROMPT, TOKENS = [5, 17, 250, 3], 30
+PROMPT, TOKENS = [5, 17, 250, 3], 12
 LETTERS = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "([a-f]{1,5} )*"))
 
 
@@ -90,20 +90,19 @@ RULED = (
 """Rules that need no new grammar, once LETTERS has been checked."""
 
 
-def test_endless_grammars_are_refused_and_texts_of_all_keys_go_on_meanwhile(
+def test_an_endless_grammar_is_refused_and_texts_of_all_keys_go_on_meanwhile(
     served: Callable[[str], Connection],
 ) -> None:
     """Those of the same key, too: an endpoint has one key for all its callers."""
-    endless = [schema({"type": "integer", "multipleOf": 100_000_007 + at}) for at in (0, 30)]
-    with served("alice") as alice, served("bob") as bob, ThreadPoolExecutor(2) as pool:
+    endless = schema({"type": "integer", "multipleOf": 100_000_007})
+    with served("alice") as alice, served("bob") as bob, ThreadPoolExecutor(1) as pool:
         expected = [ask(bob, params) for params in RULED]
-        refused, rounds = [pool.submit(until_refused, alice, one) for one in endless], 0
-        while wait(refused, timeout=0.3).not_done:
+        refused, rounds = pool.submit(until_refused, alice, endless), 0
+        while wait([refused], timeout=0.3).not_done:
             for connection in (alice, bob):
                 assert [ask(connection, params) for params in RULED] == expected
             rounds += 1
-        for refusal in refused:
-            assert "2 s or 1024 MiB" in refusal.result()
+        assert "2 s or 1024 MiB" in refused.result()
         assert rounds > 1
 
 

@@ -33,14 +33,13 @@ from inference.files.artifact import (
 from inference.model.checkpoints.config import read_raw_config
 from inference.model.checkpoints.weight_files import fingerprint
 from inference.model.decoder import Decoder
-from inference.sampling import SamplingParams
 from inference.text.tokenizer import Tokenizer
 from inference.tree.tree_shape import Branches
 from outrider.options.roles import FusedTargetRole
 from outrider.target.target import load_target
 from tests.support.backends import NO_COMPILER
 from tests.support.equality import NearTies
-from tests.support.models import loaded, write_checkpoint_with_tokenizer
+from tests.support.models import SAMPLINGS, loaded, write_checkpoint_with_tokenizer
 from tests.support.pairs import alone, assert_drafted_text
 from tests.support.refusals import assert_refused
 
@@ -48,12 +47,6 @@ pytestmark = [pytest.mark.extended, NO_COMPILER]
 
 LENGTH, TREE, SHAPE = 60, 4, Branches((2,))
 JUNK = LENGTH + TREE
-SAMPLINGS = [
-    SamplingParams(),
-    SamplingParams(0.7, seed=1),
-    SamplingParams(1.0, seed=2),
-    SamplingParams(1.0, top_p=0.9, seed=3).on_the_wire(),
-]
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +138,7 @@ def test_the_role_serves_the_targets_own_text(built: Path, target: Decoder, ties
     )
     eager = EagerModel(target, rows=1, capacity=JUNK, max_nodes=16)
     plain = Engine(eager, sequence_length=LENGTH, max_tree_nodes=8, vocabulary=target.vocabulary)
-    for length, params in enumerate(SAMPLINGS, 5):
+    for length, params in enumerate(SAMPLINGS[:4], 5):
         prompt = np.random.default_rng(length).integers(0, target.vocabulary, length).tolist()
         own = alone(LocalSession(plain), prompt, params, 20)
         assert_drafted_text(served.engine, target, prompt, params, own, ties)

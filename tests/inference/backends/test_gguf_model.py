@@ -1,4 +1,4 @@
-"""Slots, masks and rows as llama.cpp's sequences, on a context that can be computed by hand."""
+"""Slots, masks, rows and states as sequences of llama.cpp, on contexts computed by hand."""
 
 from __future__ import annotations
 
@@ -7,16 +7,29 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from inference.backends import Segment
 from inference.backends.eager import rank_at
-from inference.backends.gguf.model import GgufModel
+from inference.backends.gguf.library import SEQUENCES, TokenBatch
+from inference.backends.gguf.model import GgufModel, check_trees
+from inference.backends.gguf.states import GgufStates
 from inference.backends.gguf.trees import BranchSequences, GgufTrees
 from inference.backends.libraries.host_choice import rank_of_row
+from inference.backends.libraries.tree_lines import BEHIND
+from inference.backends.sequence import ModelSequence
 from inference.errors import LimitExceeded, Unavailable
 from inference.sampling import SamplingParams
 from inference.tree.token_tree import TokenTree
-from tests.support.gguf_models import VOCABULARY, Cells, logits_after, model_of, seen_after
+from tests.support.gguf_models import (
+    VOCABULARY,
+    Cells,
+    StateCells,
+    choice_after,
+    logits_after,
+    model_of,
+    seen_after,
+)
 from tests.support.models import sequence_after
 from tests.support.refusals import assert_refused
 
@@ -34,8 +47,8 @@ def siblings(count: int) -> TokenTree:
 
 
 def after(prefix: Sequence[int], tokens: Sequence[int]) -> list[int]:
-    seen = [seen_after([*prefix, token], 0) for token in tokens]
-    return [int(logits_after(one)[:VOCABULARY].argmax()) for one in seen]
+    """The choices behind a prefix and each of these tokens."""
+    return [choice_after([*prefix, token]) for token in tokens]
 
 
 @pytest.fixture
@@ -167,3 +180,155 @@ def test_a_ranking_without_torch_is_the_contracts(params: SamplingParams, vocabu
     assert (ours.ids == theirs.ids)[within].all()
     np.testing.assert_allclose(ours.scores, theirs.scores, rtol=1e-5, atol=2e-5)
     assert within[:, 0].all()
+
+
+CAPACITY, NODES = 176, 32
+
+
+def cells_of(rows: int = 1) -> StateCells:
+    sizes = GgufStates.sizes(rows, CAPACITY, NODES, SEQUENCES)
+    return StateCells(room=sizes.cells, sequences=sizes.sequences)
+
+
+def with_states(cells: StateCells, text: list[int], rows: int = 1) -> ModelSequence:
+    states = GgufStates(cells, rows=rows, capacity=CAPACITY, batch=64)
+    return sequence_after(model_of(states, NODES), text)
+
+
+def own(text: list[int], tokens: list[int]) -> list[int]:
+    """The choices behind each of these tokens, after a text."""
+    return [choice_after([*text, *tokens[: at + 1]]) for at in range(len(tokens))]
+
+
+def computed(cells: StateCells, sequence: ModelSequence, text: list[int], accepted: int) -> int:
+    """Choose at a chain of three, whose first nodes are accepted; return the tokens computed."""
+    before, chain = cells.tokens, [5, 6, 7]
+    assert sequence.choose(TokenTree.chain(chain)).tolist() == own(text, chain)
+    sequence.commit(TokenTree.chain(chain), list(range(1, accepted)))
+    text += chain[:accepted]
+    return cells.tokens - before
+
+
+def test_a_chain_that_is_accepted_is_never_computed_again() -> None:
+    cells = cells_of()
+    sequence, text = with_states(cells, PROMPT), list(PROMPT)
+    assert [computed(cells, sequence, text, 3) for _ in range(8)] == [3] * 8
+
+
+def test_behind_nodes_that_are_not_accepted_a_few_tokens_are_computed_again() -> None:
+    """And never more than once in a while: a text that grew by BEHIND tokens is kept."""
+    cells = cells_of()
+    sequence, text = with_states(cells, PROMPT), list(PROMPT)
+    calls = [computed(cells, sequence, text, 2) for _ in range(24)]
+    assert max(calls) <= 3 + 2 * BEHIND
+    assert sum(calls) < 24 * (3 + BEHIND)
+
+
+def test_a_tree_of_more_lines_than_there_are_sequences_is_computed_by_several_decodes() -> None:
+    cells = cells_of()
+    sequence = with_states(cells, PROMPT)
+    assert sequence.choose(siblings(20)).tolist()[1:] == after([*PROMPT, 0], range(1, 21))
+
+
+def test_a_text_that_is_cut_is_computed_from_a_text_that_was_kept() -> None:
+    cells = cells_of()
+    sequence, text = with_states(cells, PROMPT), list(PROMPT)
+    for start in range(0, 120, 6):
+        chain = list(range(start % 40, start % 40 + 6))
+        sequence.choose(TokenTree.chain(chain))
+        sequence.commit(TokenTree.chain(chain), list(range(1, 6)))
+        text += chain
+    before, slots = cells.tokens, sequence.slots
+    slots.trim(len(PROMPT) + 50)
+    again = ModelSequence(sequence.model, 0, SamplingParams(), slots.committed_copy())
+    assert again.choose(TokenTree.chain([9])).tolist() == own(text[: len(PROMPT) + 50], [9])
+    assert cells.tokens - before < len(PROMPT) + 50
+
+
+def test_branches_beside_a_long_one_compute_little_again() -> None:
+    """Wherever the text was kept before: where the branches began is kept, too."""
+    for length in range(60, 120, 7):
+        cells, branch = cells_of(), [-1, *range(12)]
+        sequence = with_states(cells, (PROMPT * 4)[:length])
+        tree = TokenTree(*np.array([range(25), [*branch, *[0] * 12]], dtype=np.int32))
+        sequence.rank(tree, [0], 2)
+        for at in range(1, 13, 2):
+            sequence.rank(tree, [at], 2)
+            sequence.rank(tree, [at + 1], 2)
+            before = cells.tokens
+            sequence.rank(tree, [at + 12, at + 13], 2)
+            if at > 1:  # what the first branches begin with may be far behind
+                assert cells.tokens - before <= 2 * (1 + BEHIND)
+
+
+def test_rows_of_one_text_hold_no_keys_of_each_other() -> None:
+    """Else a row that went on in two ways of computing one text held it twice, and another row's
+    next text found no room."""
+    text, end = np.random.default_rng(1).integers(0, VOCABULARY, CAPACITY).tolist(), CAPACITY - 24
+    cells = cells_of(rows=2)
+    model = with_states(cells, text[: end + 8], rows=2).model
+    second = sequence_after(model, text[:end], 1)
+    for at in range(end, end + 12):
+        second.choose(TokenTree.chain([text[at], 1, 2]))
+        second.commit(TokenTree.chain([text[at], 1, 2]), [])
+    sequence_after(model, PROMPT[:16] * 10, 0)
+    assert cells.used < 2 * CAPACITY
+
+
+def test_a_row_that_was_copied_computes_nothing_again() -> None:
+    cells = cells_of(rows=2)
+    sequence = with_states(cells, PROMPT, rows=2)
+    before = cells.used, cells.tokens
+    sequence.model.copy_row(0, 1, len(PROMPT))
+    copy = ModelSequence(sequence.model, 1, SamplingParams(), sequence.slots.committed_copy())
+    sequence.slots.trim(0)
+    assert copy.choose(TokenTree.chain([9])).tolist() == own(PROMPT, [9])
+    assert (cells.used, cells.tokens) == (before[0] + 1, before[1] + 1)
+
+
+@pytest.mark.parametrize("text", [PROMPT, PROMPT[:3]])
+def test_a_failed_decode_changes_no_state(text: list[int]) -> None:
+    cells = cells_of()
+    sequence, chain = with_states(cells, text), TokenTree.chain([5, 6, 7])
+    for _ in range(40):  # more often than there are sequences
+        cells.fails = True
+        assert_refused(lambda: sequence.choose(chain), ["made to fail"], Unavailable)
+    assert cells.used == len(text)
+    assert sequence.choose(chain).tolist() == own(text, [5, 6, 7])
+
+
+class StateOfTheCall(Cells):
+    """A context that computes a call's tokens one after another, whatever their sequences are."""
+
+    def decode(self, batch: TokenBatch) -> NDArray[np.float32]:
+        super().decode(batch)
+        tokens = [batch.tokens[: at + 1].tolist() for at in np.flatnonzero(batch.picked)]
+        return np.array([logits_after(seen_after(seen, 0)) for seen in tokens])
+
+
+class NoPositions(Cells):
+    """A context whose logits are those of a token's position in the call."""
+
+    def decode(self, batch: TokenBatch) -> NDArray[np.float32]:
+        super().decode(batch)
+        return np.array([logits_after(int(at)) for at in np.flatnonzero(batch.picked)])
+
+
+def tried(cells: Cells) -> GgufModel:
+    check_trees(cells, GgufTrees, VOCABULARY, float32=True)
+    return model_of(GgufTrees(cells, rows=1, capacity=64, batch=256), max_nodes=32)
+
+
+@pytest.mark.parametrize("context", [StateOfTheCall, NoPositions])
+def test_a_context_that_follows_no_branches_is_refused(context: type[Cells]) -> None:
+    with pytest.raises(ValueError, match="masks"):
+        tried(context())
+
+
+def test_a_trial_takes_four_small_decodes_and_changes_no_text_after_it() -> None:
+    cells = Cells()
+    model = tried(cells)
+    assert (cells.decodes, cells.tokens) == (4, 20)
+    tree = TokenTree(np.array([9, 2, 6], dtype=np.int32), np.array([-1, 0, 0], dtype=np.int32))
+    chosen = sequence_after(model, PROMPT).choose(tree).tolist()
+    assert chosen == after(PROMPT, [9]) + after([*PROMPT, 9], [2, 6])

@@ -17,38 +17,20 @@ from inference.engine.sessions.local_session import LocalSession
 from inference.engine.sessions.session import Session
 from inference.errors import InvalidRequest, LimitExceeded, OutriderError
 from inference.loop.decode import Step
-from inference.order import Decode, End, Pace
+from inference.order import Decode, Pace
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from tests.support import heads
-from tests.support.backends import BACKENDS, Subject, eager_model, needs
+from tests.support.backends import BACKENDS, Subject, eager_model, ranks, takes_trees
 from tests.support.equality import assert_rows_are_independent
-from tests.support.models import segment, tiny_decoder
+from tests.support.exact import asked, finish, opened, run_dry, text_of
+from tests.support.models import SAMPLINGS, segment, tiny_decoder
 from tests.support.neuron_artifacts import LENGTH, TREE, VOCABULARY, engine_of
 from tests.support.pairs import alone, copying, growing, nudged, rounds, speculated
 from tests.support.scripted import BASE, Candidate, nodes_of
 
-SAMPLINGS = [
-    SamplingParams(),
-    SamplingParams(0.7, seed=11),
-    SamplingParams(1.0, seed=2**62 + 5),
-    SamplingParams(1.0, top_p=0.9, seed=13).on_the_wire(),
-    SamplingParams(0.7, top_k=20, seed=14).on_the_wire(),
-]
-each_sampling = pytest.mark.parametrize(
-    "params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}"
-)
-each_temperature = pytest.mark.parametrize(
-    "params", SAMPLINGS[:3], ids=lambda params: f"T{params.temperature}"
-)
-
-
-def takes_trees(subject: str) -> bool:
-    return BACKENDS[subject].trees
-
-
-def ranks(subject: str) -> bool:
-    return BACKENDS[subject].drafts
+each_sampling = pytest.mark.parametrize("params", SAMPLINGS, ids=str)
+each_temperature = pytest.mark.parametrize("params", SAMPLINGS[:3], ids=str)
 
 
 def prompt_of(length: int) -> list[int]:
@@ -71,6 +53,7 @@ DRAFTS: dict[str, Callable[[], Proposer]] = {
 }
 
 
+@pytest.mark.covering(1)
 @each_sampling
 def test_the_text_is_its_own_seeded_decoding(subject: Subject, params: SamplingParams) -> None:
     """Also on rows that held other texts, and to the end of the row."""
@@ -112,27 +95,24 @@ OWN = [5, 7]
 def generate(engine: Engine, session: Session, tokens: int) -> list[int]:
     before = session.length
     engine.decode(session, Decode(before + tokens))
-    while session.end is End.NOT:
-        assert engine.step()
+    finish(engine, session)
     return session.tokens[before:]
 
 
-def prefilled(
+def text_alone(
     engine: Engine, tenant: str, prompt: list[int], params: SamplingParams, tokens: int
 ) -> list[int]:
-    session, opened = engine.open(prompt, params, tenant=tenant)
-    engine.finish(opened)
-    assert opened.result().reused_tokens == 0
-    text = generate(engine, session, tokens)
+    session = asked(engine, prompt, tokens, params, tenant)
+    finish(engine, session)
+    assert session.reused == 0
     engine.close(session)
     engine.step()
-    return text
+    return text_of(session)
 
 
 def guess(engine: Engine, session: Session, text: list[int]) -> None:
     """Ask for a forward with the next two tokens of this text behind a wrong one."""
-    at = session.length - session.prompt_length
-    right, wrong = text[at : at + 2], (text[at] + 1) % VOCABULARY
+    right, wrong = text[session.made :][:2], (text[session.made] + 1) % VOCABULARY
     nodes = [Candidate(0, BASE, wrong, 0.9), Candidate(1, BASE, right[0], 0.8)]
     nodes += [Candidate(2, 1, token, 0.9) for token in right[1:]]
     base = session.length - 1
@@ -140,40 +120,34 @@ def guess(engine: Engine, session: Session, text: list[int]) -> None:
     engine.go(session, base)
 
 
-def shares(engine: Engine, params: SamplingParams) -> int:
-    """Two sessions, the second with the first one's beginning; tokens that it reused."""
-    first_text = prefilled(engine, "alone", PROMPT, params, 16)
-    prompt = [*PROMPT, *first_text[:8], *OWN]
-    second_text = prefilled(engine, "alone too", prompt, params, 10)
-    first, opened = engine.open(PROMPT, params)
-    engine.finish(opened)
-    engine.decode(first, Decode(len(PROMPT) + len(first_text), pace=Pace.WAIT))
-    while first.length < len(PROMPT) + 9:
-        guess(engine, first, first_text)
-        while engine.step():
-            pass
-    assert first.spent.nodes > first.spent.forwards  # all were in one forward
-    guess(engine, first, first_text)
-    second, opened = engine.open(prompt, params)
-    engine.finish(opened)
-    while engine.step():
-        pass
-    assert first.tokens == [*PROMPT, *first_text[: first.length - len(PROMPT)]]
-    assert generate(engine, second, 5) == second_text[:5]
-    generate(engine, first, len(PROMPT) + len(first_text) - first.length)
-    assert first.tokens == [*PROMPT, *first_text]
-    assert generate(engine, second, 5) == second_text[5:]
-    engine.close(first)
-    engine.close(second)
-    engine.step()
-    return opened.result().reused_tokens
-
-
+@pytest.mark.possible(takes_trees, "subject")
+@pytest.mark.covering(1)
 @each_temperature
 def test_a_copy_of_a_row_serves_a_like_session(subject: Subject, params: SamplingParams) -> None:
-    needs(subject.model.rows > 1)
+    """Whose prompt is the other's and what it was answered so far, in the middle of its tree."""
     assert len(PROMPT) >= WORTH_COPYING
-    assert shares(engine_of(subject.model), params) == len(PROMPT) + 8
+    engine = engine_of(subject.model)
+    first_text = text_alone(engine, "alone", PROMPT, params, 16)
+    prompt = [*PROMPT, *first_text[:8], *OWN]
+    second_text = text_alone(engine, "alone too", prompt, params, 10)
+    first = opened(engine, PROMPT, params)
+    engine.decode(first, Decode(len(PROMPT) + 16, pace=Pace.WAIT))
+    while first.made < 9:
+        guess(engine, first, first_text)
+        run_dry(engine)
+    assert first.spent.nodes > first.spent.forwards  # all were in one forward
+    guess(engine, first, first_text)
+    second = opened(engine, prompt, params)
+    run_dry(engine)
+    assert text_of(first) == first_text[: first.made]
+    assert generate(engine, second, 5) == second_text[:5]
+    generate(engine, first, 16 - first.made)
+    assert text_of(first) == first_text
+    assert generate(engine, second, 5) == second_text[5:]
+    for session in (first, second):
+        engine.close(session)
+    engine.step()
+    assert second.reused == len(PROMPT) + 8
 
 
 # --- calls
@@ -186,15 +160,14 @@ PREFIX = list(range(20, 30))
 @each_sampling
 def test_nodes_and_rows_are_independent(subject: Subject, params: SamplingParams) -> None:
     """To the last bit of the keys, where the model has its caches on this machine."""
-    needs(subject.model.rows > 1)
     cache = getattr(subject.model, "cache", None)
     assert_rows_are_independent(subject.model, cache, TREE, VOCABULARY, params)
 
 
+@pytest.mark.possible(takes_trees, "subject")
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("mixture", [(0, 2), (2, 3), (3, 4), (2, 1), (4, 0)], ids=str)
 def test_rows_of_one_call_keep_their_sampling(subject: Subject, mixture: tuple[int, int]) -> None:
-    needs(subject.model.rows > 1)
     tree, _, _ = subject.trees
     sequences = [
         subject.after(prompt_of(7 + 9 * row), row, SAMPLINGS[number])
@@ -207,8 +180,8 @@ def test_rows_of_one_call_keep_their_sampling(subject: Subject, mixture: tuple[i
         assert together == by_itself
 
 
+@pytest.mark.possible(takes_trees, "subject")
 def test_a_call_leaves_the_other_rows_as_they_are(subject: Subject) -> None:
-    needs(subject.model.rows > 1)
     tree, then, paths = subject.trees
     held, other = subject.after(prompt_of(30), 1), subject.after(PREFIX, 0)
     before = subject.answers(held, tree)
@@ -251,8 +224,8 @@ def test_a_call_computes_as_much_as_was_asked_or_more(subject: Subject) -> None:
 
 def test_features_are_an_eager_targets_and_go_with_a_copied_row(subject: Subject) -> None:
     model = subject.model
-    needs(model.rows > 1 and isinstance(model, FeatureModel))
-    assert isinstance(model, FeatureModel)
+    if not isinstance(model, FeatureModel):
+        pytest.skip("it keeps no features")
     assert subject.decoder is not None
     theirs = eager_model(subject.decoder)
     for layers in (heads.KEPT, (0, 2)):

@@ -140,34 +140,29 @@ def test_a_second_artefact_that_needs_more_cores_than_the_first_is_refused_with_
     assert_refused(lambda: reserve_cores(4, environment), ["2 cores", "process"])
 
 
-def test_the_probes_table_has_every_known_answer_of_the_contract() -> None:
+def test_the_probes_table_has_known_answers_and_the_noise_that_winners_have() -> None:
+    """1 - u has its least value, and is near every power of two from there to 2**-8."""
     table = check.host_noise()
     assert {(seed, position) for seed, position, *_ in PINNED} == {*check.ROWS}
     for seed, position, token, bits, value in PINNED:
         row = check.ROWS.index((seed, position))
         assert table[row, token].item() == pytest.approx(value, abs=2e-6)
         assert exact_gumbel(bits) == pytest.approx(value, abs=1e-6)
-
-
-def test_the_probes_table_has_the_noise_that_winners_have() -> None:
-    """1 - u has its least value, and is near every power of two from there to 2**-8."""
-    table = check.host_noise().double()
-    beside = (-torch.expm1(-torch.exp(-table)) * 2**23 + 0.5).round()  # 1 - u, in the words' steps
+    uniform = -torch.expm1(-torch.exp(-table.double()))  # 1 - u
+    beside = (uniform * 2**23 + 0.5).round()  # in the words' steps
     assert (int(beside.min()), int(beside.max())) == (1, 2**23)
     assert all((beside / 2**power - 1).abs().min() < 0.5 for power in range(16))
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        lambda *at: noise_in_limbs(*at) * (1 + 2e-6),
-        lambda seed, *at: noise_in_limbs(seed ^ 1, *at),
-    ],
+    [lambda *at: noise_in_limbs(*at) * (1 + 2e-6), lambda seed, *at: noise_in_limbs(seed ^ 1, *at)],
     ids=["rounded", "other words"],
 )
 def test_a_device_with_other_noise_is_refused(
     monkeypatch: pytest.MonkeyPatch, neuron: Neuron, tmp_path: Path, wrong: Callable[..., Tensor]
 ) -> None:
+    monkeypatch.setattr(check, "TOKENS", 1000)
     check.check_noise(spec_of(1), tmp_path)
     monkeypatch.setattr(check, "noise_in_limbs", wrong)
     shown = ["seed ", "position ", "is right", "--sampling greedy"]

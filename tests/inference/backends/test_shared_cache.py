@@ -23,8 +23,8 @@ from tests.support import pairs
 from tests.support.beside import CALL, TimedTarget, engine_beside
 from tests.support.clock import Clock
 from tests.support.exact import asked, finish
+from tests.support.models import SAMPLINGS
 
-SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=3), SamplingParams(1.0, seed=4)]
 TARGET: Any = pairs.decoder(1)
 OWN = 128
 TARGET.lm_head.weight.data *= 8  # sure of its tokens: a draft of a target that is not falls silent
@@ -71,7 +71,7 @@ def beside(draft: Decoder, clock: Clock | None = None) -> tuple[Engine, Watched]
     return engine_beside(target, beside, OWN, clock), shared
 
 
-@pytest.mark.parametrize("params", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("params", SAMPLINGS[:3], ids=str)
 def test_a_draft_with_the_targets_layers_is_right_all_along(params: SamplingParams) -> None:
     """So through all re-rooting it sees what the target sees."""
     engine, draft = beside(TARGET)

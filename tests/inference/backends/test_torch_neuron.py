@@ -1,8 +1,7 @@
-"""A target on native PyTorch: ranks on the CPU, and the machine and packages that it takes."""
+"""Targets on native PyTorch, with ranks on the CPU, and on transformers-neuronx: what they take."""
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import re
 import threading
@@ -10,15 +9,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from compile.spec import prefill_bucket
-from inference.backends.eager import EagerModel
 from inference.backends.eagle_model import read_embeddings
-from inference.backends.native.program import GRAPHS, RankPlan, RankProgram, compiled_graphs
+from inference.backends.native.program import (
+    RankPlan,
+    RankProgram,
+    compiled_graphs,
+    room_for_features,
+)
 from inference.backends.native.ranks import Ranks, check_native_machine
 from inference.backends.native.sdk import (
     check_native,
@@ -28,15 +33,24 @@ from inference.backends.native.sdk import (
     rank_environment,
 )
 from inference.backends.neuron import sdk as neuron_sdk
-from inference.backends.neuron.model import PACKAGE, NeuronModel
-from inference.errors import BadArtifact, MissingExtra, Unavailable, UnsupportedModel
+from inference.backends.neuron.model import PACKAGE
+from inference.errors import (
+    BadArtifact,
+    InvalidRequest,
+    MissingExtra,
+    OutriderError,
+    Unavailable,
+    UnsupportedModel,
+)
 from inference.files.artifact import Manifest
 from inference.model.cache import empty_cache
 from inference.model.graphs.verify_graph import example_inputs
+from inference.tree.token_tree import TokenTree
 from tests.support import heads
 from tests.support.artifacts import planned_manifest
+from tests.support.backends import Machine, legacy
 from tests.support.fake_neuron import Neuron, lay_out
-from tests.support.models import tiny_decoder, write_checkpoint
+from tests.support.models import sequence_after, tiny_decoder, write_checkpoint
 from tests.support.neuron_artifacts import (
     CPU,
     JUNK,
@@ -125,43 +139,27 @@ def test_a_heads_embeddings_are_put_together_from_all_ranks(
 
 
 def test_only_the_rank_that_answers_brings_features_to_the_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TORCH_NEURONX_NEFF_CACHE_DIR", str(tmp_path))
-    decoder = tiny_decoder(vocabulary=VOCABULARY, num_hidden_layers=1)
-    cache = empty_cache(decoder.config, ROWS, JUNK, torch.float32)
-    spec = replace(native_spec(1), features=(0, 1))
-    graphs = compiled_graphs(RankPlan(tmp_path, spec, CPU), decoder, cache, None)
+    """In the type of the target."""
+    monkeypatch.setenv("TORCH_NEURONX_NEFF_CACHE_DIR", str(tmp_path / "graphs"))
+    spec = replace(native_spec(1), features=(0, 1), dtype="bfloat16")
+    prepared(tmp_path, shallow, spec)
+    plan = RankPlan(tmp_path, spec, CPU)
+    decoder, room = whole(shallow, torch.bfloat16), room_for_features(plan)
+    cache = empty_cache(decoder.config, ROWS, JUNK, torch.bfloat16)
+    graphs = compiled_graphs(plan, decoder, cache, None)
     bucket, here = spec.buckets[1], torch.device("cpu")
-    shape = (bucket.rows, bucket.nodes, 2 * decoder.config.hidden_size)
-    room = torch.zeros(2 * math.prod(shape))
     first, other = RankProgram(graphs, here, room), RankProgram(graphs, here)
     chosen, features = first(bucket.name, example_inputs(bucket))
-    assert features.shape == shape
+    assert features.shape == (bucket.rows, bucket.nodes, 2 * decoder.config.hidden_size)
+    assert features.dtype == torch.bfloat16
+    assert room is not None
     assert features.flatten().equal(room[: features.numel()])
     assert features.any()
     assert [part.tolist() for part in other(bucket.name, example_inputs(bucket))] == [
         chosen.tolist()
     ]
-
-
-@pytest.mark.slow
-def test_features_in_bfloat16_come_through_the_process_of_a_native_rank(
-    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = replace(native_spec(1), features=(0, 1), dtype="bfloat16")
-    manifest = prepared(tmp_path / "artefact", shallow, spec)
-    monkeypatch.setenv("TORCH_NEURONX_NEFF_CACHE_DIR", str(tmp_path / "artefact" / GRAPHS))
-    ranks = Ranks(RankPlan(tmp_path / "artefact", spec, CPU))
-    model, decoder = (
-        NeuronModel(ranks, manifest, lambda line: None),
-        whole(shallow, torch.bfloat16),
-    )
-    target = EagerModel(decoder, rows=ROWS, capacity=JUNK, max_nodes=16)
-    ours, theirs = (heads.kept_of_a_text(each, (0, 1), 1) for each in (model, target))
-    ranks.close()
-    assert ours.dtype == theirs.dtype == torch.bfloat16
-    torch.testing.assert_close(ours, theirs, atol=0.05, rtol=0.05)
 
 
 FAMILY = ".".join(torch.__version__.split(".")[:2])
@@ -206,10 +204,7 @@ def test_a_machine_of_the_target_gives_the_versions(
 
 @pytest.mark.parametrize(
     ("instance", "device", "target", "shown"),
-    [
-        ("trn1.2xlarge", True, "trn2", "trn1"),
-        ("", False, "trn3", "Neuron device"),
-    ],
+    [("trn1.2xlarge", True, "trn2", "trn1"), ("", False, "trn3", "Neuron device")],
 )
 def test_another_machine_is_refused(
     monkeypatch: pytest.MonkeyPatch,
@@ -286,7 +281,9 @@ def test_torch_neuron_is_told_where_graphs_are_and_never_to_run_without_one(tmp_
 
 
 def test_nothing_else_loads_native_pytorch_before_a_target_asks_for_it() -> None:
-    native = re.compile(r"^(from|import) (inference\.backends|compile\.neuron)\.native", re.M)
+    native = re.compile(
+        r"^(from|import) (inference\.backends|compile\.neuron)\.native", re.MULTILINE
+    )
     outside = [
         path
         for name in ("inference", "compile", "deploy", "grpc_comm", "outrider")
@@ -294,3 +291,41 @@ def test_nothing_else_loads_native_pytorch_before_a_target_asks_for_it() -> None
         if "native" not in (path.parent.name, path.stem) and native.search(path.read_text())
     ]
     assert outside == []
+
+
+def legacy_host(patch: pytest.MonkeyPatch, folder: Path, **model: Any) -> Machine:
+    checkpoint = write_checkpoint(folder / "model", **model)
+    return Machine(checkpoint, folder, folder, patch, partial(pytest.fail, "nothing is traced"))
+
+
+def test_a_branching_tree_and_nodes_elsewhere_in_the_cache_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sequence = sequence_after(model := legacy(legacy_host(monkeypatch, tmp_path)), [5] * 9)
+    with pytest.raises(InvalidRequest, match="chains only"):
+        sequence.choose(TokenTree(np.array([5, 6, 7]), np.array([-1, 0, 0])))
+    segment = sequence.prepare(TokenTree.chain([3, 4]))
+    for moved in (
+        segment._replace(slots=segment.slots + 1),
+        segment._replace(positions=segment.positions + 1),
+    ):
+        with pytest.raises(InvalidRequest, match="continue the cache"):
+            model.choose([moved])
+
+
+RENAMED = {"rope_theta": 5e5, "rope_type": "default"}
+LEGACY_REFUSED: list[tuple[dict[str, str], dict[str, Any], str]] = [
+    ({"transformers-neuronx": "0.12.3"}, {}, "transformers-neuronx 0.12.3"),
+    ({"transformers": "5.23.0"}, {}, "transformers 5.23.0"),
+    ({"instance": "trn2.3xlarge"}, {}, "trn1 or inf2"),
+    ({}, {"attention_bias": True}, "biases"),
+    ({}, {"rope_theta": None, "rope_parameters": RENAMED}, "reads other"),
+]
+
+
+@pytest.mark.parametrize(("host", "model", "shown"), LEGACY_REFUSED)
+def test_what_cannot_serve_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: Any, model: Any, shown: str
+) -> None:
+    with pytest.raises(OutriderError, match=shown):
+        legacy(legacy_host(monkeypatch, tmp_path, **model), **host)

@@ -85,6 +85,7 @@ def positions(messages: Sequence[Nodes]) -> dict[int, int]:
     return found
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("most", [64, 3, 1])
 def test_the_text_is_the_targets_own_also_that_of_a_second_text(
     proposer: Proposer, params: SamplingParams, most: int
@@ -124,6 +125,7 @@ def test_it_hands_over_each_node_once_behind_its_parent_and_under_the_root(
     assert len(positions(messages)) > 3
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("left", [2, 3, 5])
 def test_it_names_nothing_at_the_last_position_of_the_text(
     proposer: Proposer, params: SamplingParams, left: int

@@ -159,6 +159,7 @@ def test_a_draft_that_is_never_right_falls_silent_and_is_asked_now_and_then() ->
     assert hosted.clock.now - began < 1.02 * 603 * FORWARD
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("call", [0.0005, 0.002, 0.008, 0.020])
 @pytest.mark.parametrize("says", [right, wrong])
 def test_a_text_is_never_much_slower_than_without_the_draft(says: Says, call: float) -> None:
@@ -173,6 +174,7 @@ def test_a_text_is_never_much_slower_than_without_the_draft(says: Says, call: fl
         assert hosted.clock.now - began < 200 * FORWARD / 2
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("call", [0.0005, 0.0015, 0.008, 0.020])
 @pytest.mark.parametrize("tokens", [32, 128])
 def test_a_useless_draft_takes_a_fiftieth_of_a_text_at_most(call: float, tokens: int) -> None:
@@ -198,6 +200,7 @@ def test_a_key_whose_drafts_bring_nothing_pays_for_its_first_call_beforehand() -
     assert len(hosted.draft.together) > first
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("says", [right, wrong])
 @pytest.mark.parametrize("prompt", [3, 400])
 def test_who_did_not_ask_keeps_its_root_only_rate(says: Says, prompt: int) -> None:

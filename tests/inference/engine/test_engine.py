@@ -338,6 +338,7 @@ def live_on(
             engine.acknowledge(session, session.length)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("device", [CPU, NEURON], ids=["cpu", "neuron"])
 @pytest.mark.parametrize(
     ("narrow", "wide"), [(1.0, 1.0), (1.0, 0.5), (1.0, 2.0), (0.5, 1.0), (2.0, 1.0)]

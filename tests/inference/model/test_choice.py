@@ -78,6 +78,7 @@ def assert_best(logits: Tensor, params: SamplingParams, at: Tensor, chosen: Tens
         assert total[token] >= total[may].max() - near
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("params", [SamplingParams(0.7), SamplingParams(1.0), *CUT], ids=str)
 @pytest.mark.parametrize("size", [50, 1000])
 @pytest.mark.parametrize("spread", [0.5, 2.0])
@@ -242,6 +243,7 @@ def any_order(seed: int) -> Arithmetic:
     return HOST._replace(top=by_chance)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("spread", [1.0, 3.0])
 @pytest.mark.parametrize("params", CUT, ids=str)
 def test_no_choice_depends_on_the_order_of_equals(params: SamplingParams, spread: float) -> None:

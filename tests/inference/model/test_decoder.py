@@ -11,17 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from inference.backends import Segment, eager
 from inference.backends.eager import EagerModel
@@ -56,41 +46,24 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
-FAMILIES: dict[str, tuple[type, type[PreTrainedModel], dict[str, Any]]] = {
-    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}
+FAST = {"rope_type": "default", "rope_theta": 1e6}
+# model_type, fields
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
     "llama without groups, tied": (
-        LlamaConfig,
-        LlamaForCausalLM,
+        "llama",
         {"num_key_value_heads": 4, "tie_word_embeddings": True, "rms_norm_eps": 1e-3},
     ),
-    "llama with one shared head": (LlamaConfig, LlamaForCausalLM, {"num_key_value_heads": 1}),
-    "llama with biases": (
-        LlamaConfig,
-        LlamaForCausalLM,
-        {"attention_bias": True, "mlp_bias": True},
-    ),
-    "llama 3 rope": (LlamaConfig, LlamaForCausalLM, {"head_dim": 16, "rope_parameters": LLAMA3}),
-    "linear rope": (
-        LlamaConfig,
-        LlamaForCausalLM,
-        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}},
-    ),
-    "mistral": (MistralConfig, MistralForCausalLM, {"head_dim": 12, "sliding_window": None}),
-    "mistral, window of the whole context": (
-        MistralConfig,
-        MistralForCausalLM,
-        {"sliding_window": 128},
-    ),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
-    "qwen2 tied": (
-        Qwen2Config,
-        Qwen2ForCausalLM,
-        {
-            "tie_word_embeddings": True,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-        },
-    ),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "tie_word_embeddings": True}),
+    "llama with one shared head": ("llama", {"num_key_value_heads": 1}),
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama 3 rope": ("llama", {"head_dim": 16, "rope_parameters": LLAMA3}),
+    "linear rope": ("llama", {"rope_parameters": LINEAR}),
+    "mistral": ("mistral", {"head_dim": 12, "sliding_window": None}),
+    "mistral, window of the whole context": ("mistral", {"sliding_window": 128}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 tied": ("qwen2", {"tie_word_embeddings": True, "rope_parameters": FAST}),
+    "qwen3": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
 }
 PROMPT = np.random.default_rng(5).integers(0, VOCABULARY, 60).tolist()
 """Beyond the 32 original positions of the Llama 3 rope."""
@@ -99,10 +72,9 @@ PROMPT = np.random.default_rng(5).integers(0, VOCABULARY, 60).tolist()
 @cache
 def original(family: str) -> Any:
     """The family's model as `transformers` computes it, with large weights."""
-    config_class, model_class, fields = FAMILIES[family]
-    config = config_class(**(COMMON | fields))
-    config._attn_implementation = "eager"
-    model: Any = model_class(config)
+    kind, fields = FAMILIES[family]
+    config = AutoConfig.for_model(kind, **(COMMON | fields))
+    model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
     model.eval()
     generator = torch.Generator().manual_seed(sorted(FAMILIES).index(family))
     for name, parameter in model.named_parameters():

@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import constants, file_download
 
 from inference.model.checkpoints.hub import find_model, pin_model, split_revision
-from tests.support.hub_server import COMMIT, TOKEN, hub_server
+from tests.support.cloud import COMMIT, TOKEN, hub_server
 from tests.support.refusals import assert_refused
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json")

@@ -23,15 +23,7 @@ from inference.model.choice.arithmetic import (
 )
 from inference.model.choice.sampler import Sampling
 from inference.sampling import SamplingParams, threefry2x32
-from tests.support.oracles import (
-    PINNED,
-    PUBLISHED,
-    WORD,
-    exact_gumbel,
-    int32,
-    seed_words,
-    threefry,
-)
+from tests.support.oracles import PINNED, PUBLISHED, WORD, exact_gumbel, int32, seed_words, threefry
 
 Words = tuple[Tensor, Tensor]
 

@@ -1,15 +1,20 @@
-"""Matrices as integers: kernels compute the product with the rounded matrix."""
+"""Matrices as integers, and substitutes, whose layers are rounded so."""
 
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from inference.backends import Ranked
+from inference.backends.eager import EagerModel
+from inference.backends.substitute_model import load_substitute, substitute_of
 from inference.errors import UnsupportedModel
 from inference.model.decoder import Decoder
 from inference.model.quantized import (
@@ -28,11 +33,14 @@ from inference.model.quantized import (
     to_int4,
     to_int8,
 )
+from inference.text.tokenizer import Tokenizer
+from inference.tree.token_tree import TokenTree
+from outrider.models.directories import EMBEDDED
 from tests.support.equality import full_logits
-from tests.support.models import tiny_decoder
+from tests.support.models import loaded, sequence_after, tiny_decoder, write_checkpoint
 from tests.support.refusals import assert_refused
 
-SIZES = {"hidden_size": 64, "intermediate_size": 96}
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
@@ -167,3 +175,49 @@ def test_int4_needs_a_gpu_of_compute_capability_8(monkeypatch: pytest.MonkeyPatc
     assert_refused(lambda: check_device(gpu, "int4"), ["compute capability 8.0", "cuda:0"])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     check_device(gpu, "int4")
+
+
+CPU = torch.device("cpu")
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2, with biases, tied": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen3, with norms of heads": {"model_type": "qwen3", "head_dim": 16},
+}
+
+
+def ranked(decoder: Decoder) -> Ranked:
+    """The likeliest children after each of TOKENS."""
+    model = EagerModel(decoder, rows=1, capacity=64, max_nodes=8)
+    chain = TokenTree.chain(TOKENS)
+    return sequence_after(model, []).rank(chain, range(len(chain)), 8)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_checkpoint_rounds_alike_when_it_is_read(family: str, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path, num_hidden_layers=3, **SIZES | FAMILIES[family])
+    for vocabulary in (61, 50):
+        ours = ranked(
+            load_substitute(checkpoint, positions=64, vocabulary=vocabulary, dtype=None, device=CPU)
+        )
+        theirs = ranked(quantize(loaded(checkpoint, vocabulary=vocabulary), "int4"))
+        assert np.array_equal(ours.ids, theirs.ids)
+        assert np.array_equal(ours.scores, theirs.scores)
+
+
+def test_it_names_most_of_the_embedded_targets_tokens() -> None:
+    directory = EMBEDDED / "target"
+    tokenizer = Tokenizer(directory)
+    whole = loaded(directory, 64, tokenizer.vocabulary)
+    text = tokenizer.encode("def main(argv):\n    for name in argv:\n        print(name)\n")
+    ours, theirs = (full_logits(one, text).argmax(-1) for one in (substitute_of(whole), whole))
+    assert float((ours == theirs).float().mean()) > 0.7
+
+
+def test_in_one_process_it_shares_embeddings_final_norm_and_head(tmp_path: Path) -> None:
+    target = loaded(write_checkpoint(tmp_path, num_hidden_layers=3, **SIZES))
+    before = full_logits(target, TOKENS)
+    draft = substitute_of(target)
+    assert draft.model.embed_tokens is target.model.embed_tokens
+    assert draft.model.norm is target.model.norm
+    assert draft.lm_head is target.lm_head
+    assert torch.equal(full_logits(target, TOKENS), before)

@@ -14,13 +14,7 @@ from inference.backends.eager import EagerModel
 from inference.backends.gguf.trees import GgufTrees
 from inference.backends.sequence import ModelSequence, Slots
 from inference.model.checkpoints.config import parse_config
-from inference.planner.profiling import (
-    CONTEXT,
-    MAX_SECONDS,
-    Tell,
-    survey_draft,
-    survey_target,
-)
+from inference.planner.profiling import CONTEXT, MAX_SECONDS, Tell, survey_draft, survey_target
 from inference.sampling import SamplingParams
 from inference.times import Shape, Times
 from inference.tree.token_tree import TokenTree
@@ -92,16 +86,12 @@ def target_times(
     return survey_target(model, length, rows, nodes, Times()).run(tell)
 
 
-def test_a_draft_is_measured_without_its_first_calls(
-    clocked: Callable[..., Clocked],
-) -> None:
+def test_a_draft_is_measured_without_its_first_calls(clocked: Callable[..., Clocked]) -> None:
     times = draft_times(clocked(lambda rows, nodes: 0.010 + 0.001 * nodes), LENGTH, 20)
     assert times == pytest.approx({1: 0.011, 2: 0.012, 4: 0.014, 8: 0.018, 16: 0.026, 20: 0.030})
 
 
-def test_a_target_is_measured_by_rows_and_nodes(
-    clocked: Callable[..., Clocked],
-) -> None:
+def test_a_target_is_measured_by_rows_and_nodes(clocked: Callable[..., Clocked]) -> None:
     model = clocked(lambda rows, nodes: 0.010 + 0.001 * rows * nodes)
     times = target_times(model, LENGTH, 4, 16)
     assert times == pytest.approx(
@@ -113,9 +103,7 @@ def test_a_target_is_measured_by_rows_and_nodes(
     )
 
 
-def test_a_target_is_measured_at_the_shapes_it_computes(
-    clocked: Callable[..., Clocked],
-) -> None:
+def test_a_target_is_measured_at_the_shapes_it_computes(clocked: Callable[..., Clocked]) -> None:
     times = target_times(
         clocked(lambda rows, nodes: 0.001 * nodes, sizes=(8, 32)), LENGTH, 1, 32, ignored
     )
@@ -123,9 +111,7 @@ def test_a_target_is_measured_at_the_shapes_it_computes(
     assert Times(times).seconds(1, 9) == pytest.approx(0.032)
 
 
-def test_a_slow_model_is_measured_while_there_is_time(
-    clocked: Callable[..., Clocked],
-) -> None:
+def test_a_slow_model_is_measured_while_there_is_time(clocked: Callable[..., Clocked]) -> None:
     told: list[str] = []
     model = clocked(lambda rows, nodes: 0.3 + 0.05 * rows * nodes, first=1.0)
     times = target_times(model, LENGTH, 4, 64, told.append)
@@ -136,9 +122,7 @@ def test_a_slow_model_is_measured_while_there_is_time(
     assert told[0].startswith("measured ")
 
 
-def test_a_model_of_very_long_calls_is_called_twice(
-    clocked: Callable[..., Clocked],
-) -> None:
+def test_a_model_of_very_long_calls_is_called_twice(clocked: Callable[..., Clocked]) -> None:
     model = clocked(lambda rows, nodes: 60.0)
     assert set(draft_times(model, LENGTH, 4).values()) == {60.0}
     assert model.calls == [(1, 1), (1, 1)]
@@ -180,9 +164,7 @@ def test_a_row_that_gave_its_text_up_is_measured_without_one() -> None:
     assert (2, 8) in survey.table()
 
 
-def test_a_broken_off_survey_goes_on_call_by_call(
-    clocked: Callable[..., Clocked],
-) -> None:
+def test_a_broken_off_survey_goes_on_call_by_call(clocked: Callable[..., Clocked]) -> None:
     model = clocked(lambda rows, nodes: 0.1 + 0.01 * rows * nodes, first=1.0)
     survey = survey_target(model, LENGTH, 4, 64, Times())
     early = survey.run(ignored, 0.3)
@@ -203,9 +185,7 @@ def test_a_broken_off_survey_goes_on_call_by_call(
     assert not survey.done, "what took too long for then is left"
 
 
-def test_one_node_and_a_wide_call_are_measured_first(
-    clocked: Callable[..., Clocked],
-) -> None:
+def test_one_node_and_a_wide_call_are_measured_first(clocked: Callable[..., Clocked]) -> None:
     """The first call of all, which brings the weights in, tells nothing."""
     model = clocked(lambda rows, nodes: 0.36 * nodes, first=1.0)
     survey = survey_target(model, LENGTH, 1, 64, Times())

@@ -85,12 +85,17 @@ def opened(
         yield Opened(manager, texts, address)
 
 
+def stream_data(answer: httpx.Response) -> list[dict[str, Any]]:
+    """The data of a stream's events, except for its end mark."""
+    lines = answer.text.splitlines()
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
 def page_events(http: httpx.Client, asked: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """The events that the page receives of a greedy text, in order."""
-    lines = http.post("/page/texts", json={"temperature": 0} | asked).text.splitlines()
-    names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
-    data = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
-    return list(zip(names, data, strict=True))
+    answer = http.post("/page/texts", json={"temperature": 0} | asked)
+    names = [line[7:] for line in answer.text.splitlines() if line.startswith("event: ")]
+    return list(zip(names, stream_data(answer), strict=True))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import openai
 
+from tests.outrider.endpoint.conftest import stream_data
 from tests.support.tool_families import ADD
 from tests.support.wire_fixtures import WAIT
 
@@ -154,8 +155,8 @@ def test_a_message_streams_its_blocks(http: httpx.Client) -> None:
     asked = {"messages": TURNS, "tools": [tool], "tool_choice": choice, "max_tokens": 200}
     (use,) = message(http, **asked)["content"]
     assert (use["type"], use["name"]) == ("tool_use", "add")
-    lines = http.post("/v1/messages", json=asked | {"temperature": 0, "stream": True}).text
-    data = [json.loads(line[6:]) for line in lines.splitlines() if line.startswith("data: ")]
+    streamed = {"temperature": 0, "stream": True}
+    data = stream_data(http.post("/v1/messages", json=asked | streamed))
     assert [one["type"] for one in data if one["type"] != "content_block_delta"] == [
         "message_start",
         "content_block_start",

@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from outrider.options.draft_flags import DEFAULT_SOURCES
 from tests.outrider.endpoint.conftest import opened
-from tests.support.chat_page import IN_A_BROWSER, PATIENCE, ask_for, say
+from tests.support.chat_page import IN_A_BROWSER, PATIENCE, say
 
 pytestmark = [pytest.mark.extended, IN_A_BROWSER]
 
@@ -58,14 +58,6 @@ def test_beside_target_only_shows_the_same_text_twice(page: Page) -> None:
     assert texts[0] == texts[1] != ""
 
 
-def test_a_reload_keeps_the_conversation(page: Page) -> None:
-    say(page, "import os")
-    before = page.locator(".message").all_inner_texts()
-    page.reload()
-    expect(page.locator(".message").first).to_be_visible()
-    assert page.locator(".message").all_inner_texts() == before
-
-
 def test_a_conversation_that_was_exported_can_be_imported(page: Page, tmp_path: Path) -> None:
     say(page, "import sys")
     with page.expect_download() as downloaded:
@@ -78,16 +70,6 @@ def test_a_conversation_that_was_exported_can_be_imported(page: Page, tmp_path: 
         "#import-file", {"name": "x.json", "mimeType": "text/json", "buffer": b"{}"}
     )
     expect(page.locator("#error")).to_contain_text("outrider-conversation-1")
-
-
-def test_stop_ends_the_text(page: Page, target: str) -> None:
-    ask_for(page, max_tokens=900)
-    page.fill("#message", "def main():")
-    page.press("#message", "Enter")
-    expect(page.locator(".message.assistant .block").first).to_be_visible(timeout=PATIENCE)
-    page.keyboard.press("Escape")
-    expect(page.locator("#stop")).to_be_disabled(timeout=PATIENCE)
-    expect(page.locator("#error")).to_be_hidden()
 
 
 def test_a_server_can_be_added_started_and_stopped(page: Page, target: str) -> None:

@@ -119,6 +119,8 @@ def test_a_text_that_the_user_stopped_goes_on_only_when_told(mortal: Begin) -> N
     page = mortal(0.0).page
     page.keyboard.press("Escape")
     until_idle(page)
+    expect(page.locator("#stop")).to_be_disabled()
+    expect(page.locator("#error")).to_be_hidden()
     stopped = messages(page)[1]
     page.reload()
     expect(page.locator("#status")).to_contain_text("drafted by", timeout=PATIENCE)

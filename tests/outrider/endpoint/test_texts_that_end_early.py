@@ -73,15 +73,9 @@ def test_a_defect_in_a_texts_thread_ends_its_request(texts: TextRunner) -> None:
     with pytest.raises(OutriderError, match="internal error"):
         asyncio.run(asyncio.wait_for(_make(texts), 20))
     assert not texts.running
-    eventually(lambda: all(thread.name != "text" for thread in enumerate_threads()))  # it told
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_defect_in_a_streams_thread_ends_its_iteration() -> None:
-    stream = CompletionStream(_breaks)
-    with pytest.raises(OutriderError, match="internal error"):
+    with CompletionStream(_breaks) as stream, pytest.raises(OutriderError, match="internal error"):
         next(stream)
-    stream.close()
+    eventually(lambda: all(thread.name != "text" for thread in enumerate_threads()))  # it told
 
 
 def test_a_search_for_a_target_does_not_delay_the_end_of_a_server(

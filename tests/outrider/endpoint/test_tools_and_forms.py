@@ -16,7 +16,7 @@ from grpc_comm.server.server import BackgroundServer
 from outrider.endpoint.text_runner import TextRunner
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_target
-from tests.outrider.endpoint.conftest import opened, own
+from tests.outrider.endpoint.conftest import opened, own, stream_data
 from tests.support.tool_families import ADD, STOP, TEMPLATES, with_template
 from tests.support.wire_fixtures import WAIT
 
@@ -33,7 +33,14 @@ CALL: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", params=["", *TEMPLATES])
+OTHERS = [*TEMPLATES][1:]
+"""Families whose calls tests/outrider/text/test_tool_calls.py reads."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=["", "tagged", *(pytest.param(name, marks=pytest.mark.extended) for name in OTHERS)],
+)
 def family(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[openai.OpenAI]:
     """A client of a server whose model has the chat template of a family; "" knows no tools."""
     directory = with_template(tmp_path_factory.mktemp("families") / "model", request.param)
@@ -119,7 +126,7 @@ SAME: list[dict[str, Any]] = [
     {},
     {"presence_penalty": 0.5, "frequency_penalty": 1.2},
     {"repetition_penalty": 1.3, "min_p": 0.05},
-    {"min_tokens": 20, "stop_token_ids": [*range(100, 300)]},
+    {"min_tokens": 8, "stop_token_ids": [*range(100, 300)]},
 ]
 """Fields that are parameters."""
 
@@ -152,7 +159,7 @@ def test_a_text_is_the_targets_own(
     temperature: float,
     streamed: bool,
 ) -> None:
-    alike: dict[str, Any] = {"max_tokens": 40, "temperature": temperature, "seed": 5}
+    alike: dict[str, Any] = {"max_tokens": 16, "temperature": temperature, "seed": 5}
     alone = own(texts, PROMPT, **alike, **parameters)
     answer: Any = api.completions.create(
         model="", prompt=PROMPT, stream=streamed, extra_body=asked, **alike
@@ -217,8 +224,7 @@ def test_a_prompts_log_probabilities_come_with_its_echo(
 def test_a_stream_of_a_completion_tells_what_the_whole_one_does(http: httpx.Client) -> None:
     asked = {"prompt": PROMPT, "max_tokens": 12, "temperature": 1, "seed": 1, "logprobs": 2}
     whole = http.post("/v1/completions", json=asked, timeout=WAIT).json()["choices"][0]
-    lines = http.post("/v1/completions", json=asked | {"stream": True}).text.splitlines()
-    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    chunks = stream_data(http.post("/v1/completions", json=asked | {"stream": True}))
     parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
     for name, values in whole["logprobs"].items():
         streamed = [value for part in parts if part for value in part[name]]

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 import outrider
+from outrider.measure import testbed
 from outrider.measure.arms import (
     AGAIN,
     ARCHITECTURES,
@@ -22,11 +25,12 @@ from outrider.measure.arms import (
     GROWING,
 )
 from outrider.measure.commands import compare as main
+from outrider.measure.commands import parse
 from outrider.measure.journal import NAME
 from outrider.measure.report import WIDTH
 from outrider.measure.verbs.options import CompareOptions
-from outrider.models.directories import EMBEDDED
 from outrider.options.roles import FusedTargetRole
+from outrider.target.spawn import Started
 from tests.support.commands import Run
 
 SERVED = FusedTargetRole(port=0, batch=1)
@@ -39,14 +43,14 @@ def read(directory: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole comparison, of a target that it starts and stops itself."""
+def results(tmp_path_factory: pytest.TempPathFactory, port: str) -> Path:
+    """A whole comparison."""
     directory = tmp_path_factory.mktemp("comparison")
     (directory / "prompts.txt").write_text("def f(x):\nimport os\nclass A:\n")
     prompts = ["--prompt-text", str(directory / "prompts.txt"), "--seed", "5"]
-    texts = ["--num-runs", "2", "--max_new_tokens", "8", "--temperature", "0.8"]
+    texts = ["--num-runs", "1", "--max_new_tokens", "8", "--temperature", "0.8"]
     arms = ["--rtt", "0,6", "--architectures", ",".join(ARCHITECTURES)]
-    out = ["--usd-per-hour", "1.2", "--out", str(directory)]
+    out = ["--port", port, "--usd-per-hour", "1.2", "--out", str(directory)]
     assert main([*prompts, *texts, *arms, *out]) == 0
     return directory
 
@@ -59,24 +63,36 @@ def test_every_architecture_makes_the_targets_own_text_on_the_embedded_pair(resu
     assert {(row["rtt_ms"], row["arm"]) for row in rows} == {*product((0, 6), arms)}
     assert len(rows) == 2 * len(arms)
     for row in rows:
-        assert row["equal"] == row["compared"] == row["texts"] == 6
-        assert row["tokens"] == 48
+        assert row["equal"] == row["compared"] == row["texts"] == 3
+        assert row["tokens"] == 24
         for name in ("usd_per_million", "joules_per_million"):
             assert row[name]["value"] != 0
         if row["arm"].startswith(BASELINE):
-            assert row["forwards"] == row["lone_forwards"] == 48
+            assert row["forwards"] == row["lone_forwards"] == 24
         else:
-            assert row["lone_forwards"] <= row["forwards"] <= 48
+            assert row["lone_forwards"] <= row["forwards"] <= 24
         if row["arm"] != BASELINE:
             assert row["speed_up"]["low"] <= row["speed_up"]["value"] <= row["speed_up"]["high"]
-    assert (results / NAME).read_bytes().count(b'{"text"') == 6 * len(rows)
+    assert (results / NAME).read_bytes().count(b'{"text"') == 3 * len(rows)
     assert found["starts"][0]["environment"]["python"]
     assert (found["settings"]["rtt"], found["settings"]["max_new_tokens"]) == ([0, 6], 8)
 
 
-def test_a_draft_that_is_named_goes_to_no_target_without_one_beside_it() -> None:
-    named = ["--draft_model", str(EMBEDDED / "draft"), "--architectures", GROWING]
-    assert main([*SHORT, *named]) == 0
+def test_a_draft_that_is_named_goes_to_a_target_with_one_beside_it_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commands = list[tuple[str, bool]]()
+
+    def note(role: str, words: list[str]) -> AbstractContextManager[Started]:
+        commands.append((role, "--draft_model" in words))
+        return nullcontext(Started("127.0.0.1:1", 0, deque()))
+
+    monkeypatch.setattr(testbed, "started", note)
+    for arm in (GROWING, FUSED):
+        options = parse("compare", ["--draft_model", "there", "--architectures", arm])
+        with testbed.target_of(options, options.arms):
+            pass
+    assert commands == [("target", False), ("fused_target", True)]
 
 
 def test_plots_are_made_where_matplotlib_is(results: Path) -> None:
@@ -118,14 +134,13 @@ MISSING = (
     "--prompt-text /nowhere",
     "--target_host 127.0.0.1:1",
     "--target_model /nowhere/model",
-    "--emulate nothing-known",
-    "--instance nothing.large --no_live",
+    "--instance nothing.large --no_live --port PORT",
 )
 
 
 @pytest.mark.parametrize("flags", MISSING)
-def test_a_comparison_that_cannot_be_made_says_why(flags: str, run: Run) -> None:
-    run("compare", *flags.split()).assert_failed(flags.split()[1])
+def test_a_comparison_that_cannot_be_made_says_why(flags: str, port: str, run: Run) -> None:
+    run("compare", *flags.replace("PORT", port).split()).assert_failed(flags.split()[1])
 
 
 MEANINGLESS = (

@@ -14,6 +14,7 @@ import outrider
 from inference.times import Times
 from outrider.cli import main
 from outrider.measure.arms import AGAIN, BASELINE
+from outrider.measure.verbs import recommend
 from outrider.measure.verbs.recommend import choose, command, reason
 from outrider.models.directories import EMBEDDED
 from outrider.options.parsing import parse
@@ -23,7 +24,7 @@ from tests.outrider.measure.texts import rows
 from tests.support.wire_fixtures import background, successor_engine
 
 WAYS = ["target-only", "copied text", "outrider-embedded-draft"]
-BRIEF = ["--max_new_tokens", "16", "--seconds", "60"]
+BRIEF = ["--max_new_tokens", "4", "--seconds", "60"]
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +32,11 @@ def target() -> Iterator[str]:
     """The embedded target's address."""
     with outrider.serve(port=0, batch=1) as served:
         yield served.address
+
+
+@pytest.fixture(autouse=True)
+def few_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recommend, "KINDS", ("code",))
 
 
 def test_what_fits_is_measured_and_the_command_runs(

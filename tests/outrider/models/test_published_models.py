@@ -22,7 +22,7 @@ from outrider.models.catalog.published_models import (
     published_for,
 )
 from outrider.models.directories import EMBEDDED
-from tests.support.hub_server import hub_server
+from tests.support.cloud import hub_server
 from tests.support.wire_fixtures import describe, successor_engine
 
 EMBEDDED_TOKENIZER = Tokenizer(EMBEDDED / "target").identity

@@ -87,13 +87,14 @@ def test_the_page_of_presets_says_what_each_stands_for(preset: str) -> None:
     assert row.endswith(f"| `{' '.join(words(preset))}` |")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("temperature", ["0", "0.7", "1"])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_text_of_every_preset_is_the_targets_own(
     port: str, run: Run, preset: str, temperature: str
 ) -> None:
     flags = ["--preset", preset, "--temperature", temperature, "--seed", "3", "--baseline"]
-    text = ["--prompt", PROMPT, "--max_new_tokens", "24", "--json", "--port", port]
+    text = ["--prompt", PROMPT, "--max_new_tokens", "12", "--json", "--port", port]
     (record,) = run("run", *text, *flags).records
     assert record["token_ids"] == record["baseline"]["token_ids"]
     assert set(record["accepted_by"]) <= ACCEPTED[preset]
@@ -145,7 +146,7 @@ def test_the_page_of_a_server_with_a_preset_can_still_choose_who_drafts(port: st
 # --- the draft of a host
 
 
-HOSTED = ["--prompt", "def main(argv):", "--max_new_tokens", "24", "--seed", "3", "--json"]
+HOSTED = ["--prompt", "def main(argv):", "--max_new_tokens", "12", "--seed", "3", "--json"]
 
 
 @pytest.mark.parametrize("temperature", ["0", "0.8"])

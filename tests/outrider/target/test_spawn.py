@@ -19,8 +19,9 @@ STARTED = {
 }
 
 
-@pytest.mark.parametrize("by", ["SIGTERM", "input"])
-@pytest.mark.parametrize("kind", STARTED)
+@pytest.mark.parametrize(
+    ("kind", "by"), [("target", "input"), ("link", "SIGTERM"), ("link", "input")]
+)
 def test_a_process_ends_when_it_is_told_to_and_when_its_starter_and_input_are_gone(
     kind: str, by: str
 ) -> None:

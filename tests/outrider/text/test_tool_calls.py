@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.errors import InvalidRequest
@@ -18,6 +18,7 @@ from inference.text.tokenizer import Tokenizer
 from outrider.text.call_reader import CallForm, CallReader, ToolCall, add_piece
 from outrider.text.tool_calls import LLAMA, MISTRAL, TAGGED, Function, Tools, call_form
 from tests.support.refusals import assert_refused
+from tests.support.tiers import examples
 from tests.support.tool_families import ADD, MARKS, STOP, TEMPLATES, with_template
 
 FORMS = {"tagged": TAGGED, "llama": LLAMA, "mistral": MISTRAL, "": None}
@@ -145,6 +146,7 @@ for bodies, calls in ((WORDINGS, [ADDED]), (WITHOUT_ARGUMENTS, [("add", "{}")]),
 
 @pytest.mark.parametrize(("form", "text", "said", "calls"), CASES)
 @given(cuts=st.lists(st.integers(1, 120), max_size=40))
+@settings(max_examples=examples(20))
 def test_calls_are_read_however_the_text_is_cut(
     form: CallForm, text: str, said: str, calls: list[tuple[str, str]], cuts: list[int]
 ) -> None:
