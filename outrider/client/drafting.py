@@ -13,7 +13,7 @@ from typing import NamedTuple
 from grpc_comm.client.connection import Connection
 from inference.drafters.growing_proposer import Draft
 from inference.drafters.round_proposer import BestFirst, Chain, Policy
-from inference.planner.prices import TUNING
+from inference.loop.draft_tuning import TUNING
 from inference.text.grammar import Grammars
 from inference.times import Table
 from outrider.client.pools import AnyRows, GrowingRows, Pair, learned_file, rounds
