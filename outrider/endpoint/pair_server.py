@@ -108,26 +108,23 @@ def _pair_flags(
     if pair := choose_pair(usable, machine, size):
         _tell_pair(pair, machine)
         return pair[0].as_flag("model"), pair[1].as_flag("draft_model")
+    of_name = f" of {options.name}" if options.name else ""
     refused = "".join(f"; {model.name}: {model.refusal}" for model in local if model.refusal)
     if options.directory:
         raise InvalidRequest(
             f"--directory {options.directory}: a target and a draft of at most half of its "
-            f"parameters, with one tokenizer, are needed{_of(options)}{refused}"
+            f"parameters, with one tokenizer, are needed{of_name}{refused}"
         )
     chosen = choose_pair(short_names()[short], machine, size)
     if chosen is None:
         raise InvalidRequest(
-            f"no pair{_of(options)} fits the {size_words(machine.room)} that weights may take "
+            f"no pair{of_name} fits the {size_words(machine.room)} that weights may take "
             f"here: outrider up lists what fits{refused}"
         )
     _tell_pair(chosen, machine)
     target = _fetched(chosen[0], None, chosen[1])
     tokenizer = find_tokenizer(target, "target").identity
     return {"model": target}, {"draft_model": _fetched(chosen[1], tokenizer)}
-
-
-def _of(options: UpRole) -> str:
-    return f" of {options.name}" if options.name else ""
 
 
 def _models_here(options: UpRole) -> list[ModelHere]:

@@ -83,14 +83,8 @@ class Function:
     @property
     def described(self) -> dict[str, Any]:
         """The function in the format that chat templates expect."""
-        return {
-            "type": "function",
-            "function": {
-                "name": self.name,
-                "description": self.description,
-                "parameters": self.parameters,
-            },
-        }
+        described = {"name": self.name, "description": self.description}
+        return {"type": "function", "function": {**described, "parameters": self.parameters}}
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -34,7 +35,7 @@ from grpc_comm.server import guard
 from grpc_comm.server.session_table import SessionRecord, SessionTable
 from inference.loop import decode, draft_thread
 from tests.simulate import threads
-from tests.simulate.kernel import EPOCH, Kernel, Running
+from tests.simulate.kernel import EPOCH, Kernel, Process, Running
 from tests.simulate.network import Network
 from tests.simulate.wire_client import Channel
 from tests.simulate.wire_server import Server, Tap
@@ -73,6 +74,24 @@ class Table(SessionTable):
     @property
     def records(self) -> dict[tuple[str, str], SessionRecord]:
         return self._records
+
+
+class _LockOfEachProcess:
+    """A module's lock, of which each process has its own: a process may be killed with it."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel, self._locks = kernel, defaultdict[Process | None, threads.Lock](threads.Lock)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    @property
+    def _lock(self) -> threads.Lock:
+        fiber = self._kernel.current
+        return self._locks[None if fiber is None else fiber.process]
 
 
 def _replacements(kernel: Kernel, network: Network, tap: Tap) -> dict[int, Any]:
@@ -131,7 +150,7 @@ def _replacements(kernel: Kernel, network: Network, tap: Tap) -> dict[int, Any]:
     }
     found |= {id(module): shim(module, **others) for module, others in modules.items()}
     found[id(SessionTable)] = table
-    found[id(concurrent.futures.thread._global_shutdown_lock)] = threads.Lock()
+    found[id(concurrent.futures.thread._global_shutdown_lock)] = _LockOfEachProcess(kernel)
     found[id(concurrent.futures.thread._threads_queues)] = {}
     found[id(grpc)] = shim(grpc, insecure_channel=channel, aio=shim(grpc.aio, server=server))
     return found

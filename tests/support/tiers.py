@@ -73,9 +73,18 @@ def thin_products(items: list[pytest.Item]) -> None:
             cases[item.nodeid.partition("[")[0], mark.args[0]].append(item)
     dropped = set[pytest.Item]()
     for (_, count), same in cases.items():
-        chosen = _covering([_together(item, count) for item in same])
-        dropped |= {item for number, item in enumerate(same) if number not in chosen}
+        covered = set[Any]()
+        for is_slower in (False, True):  # so that the quicker tier lacks no value that it can have
+            group = [item for item in same if is_slower is _is_extended(item)]
+            values = [_together(item, count) - covered for item in group]
+            chosen = _covering(values)
+            dropped |= {item for number, item in enumerate(group) if number not in chosen}
+            covered = covered.union(*values)
     items[:] = (item for item in items if item not in dropped)
+
+
+def _is_extended(item: pytest.Function) -> bool:
+    return item.get_closest_marker("extended") is not None
 
 
 def _together(item: pytest.Function, count: int) -> set[tuple[tuple[str, int], ...]]:
@@ -90,7 +99,7 @@ def _covering(cases: Sequence[set[Any]]) -> set[int]:
     """
     left, chosen = set[Any]().union(*cases), set[int]()
     order = random.Random(0).sample(range(len(cases)), len(cases))
-    for new in range(max(map(len, cases)), 0, -1):
+    for new in range(max(map(len, cases), default=0), 0, -1):
         for number in order:
             if len(cases[number] & left) >= new:
                 chosen.add(number)

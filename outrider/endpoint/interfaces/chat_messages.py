@@ -86,24 +86,19 @@ class ChatMessage(BaseModel):
         """The message with its parts joined. Role `developer` becomes `system`, its older name, and
         `function` becomes `tool`.
         """
-        raw = self.content or self.refusal or ""
-        content = (
-            raw
-            if isinstance(raw, str)
-            else "".join(block.text for block in raw if not block.is_thought)
-        )
+        content = self.content or self.refusal or ""
+        if not isinstance(content, str):
+            content = "".join(block.text for block in content if not block.is_thought)
         role = {"developer": "system", "function": "tool"}.get(self.role, self.role)
-        calls = self.tool_calls or (
-            [{"function": self.function_call}] if self.function_call else []
-        )
-        assistants = {**self._thoughts, **({"tool_calls": calls} if calls else {})}
-        result = {"tool_call_id": self.tool_call_id or ""} if role == "tool" else {}
-        return {
-            "role": role,
-            "content": content,
-            **(assistants if role == "assistant" else {}),
-            **result,
-        }
+        message: JsonObject = {"role": role, "content": content}
+        if role == "tool":
+            message["tool_call_id"] = self.tool_call_id or ""
+        if role == "assistant":
+            message |= self._thoughts
+            older = [{"function": self.function_call}] if self.function_call else []
+            if calls := self.tool_calls or older:
+                message["tool_calls"] = calls
+        return message
 
     @property
     def _thoughts(self) -> dict[str, str]:

@@ -33,7 +33,14 @@ CALL: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", params=["", *TEMPLATES])
+OTHERS = [*TEMPLATES][1:]
+"""Families whose calls tests/outrider/text/test_tool_calls.py reads."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=["", "tagged", *(pytest.param(name, marks=pytest.mark.extended) for name in OTHERS)],
+)
 def family(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[openai.OpenAI]:
     """A client of a server whose model has the chat template of a family; "" knows no tools."""
     directory = with_template(tmp_path_factory.mktemp("families") / "model", request.param)
