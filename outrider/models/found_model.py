@@ -66,15 +66,6 @@ def note_unread(directory: Path) -> None:
         say(f"note: {directory}: ignored, not weights of the model: {', '.join(names[:8])}")
 
 
-def find_tokenizer(name: str | None, embedded: str) -> Tokenizer:
-    """Find the tokenizer of a model, for a client that loads no model."""
-    if name is not None and is_gguf(name):
-        from outrider.models.other_libraries import gguf_tokenizer
-
-        return gguf_tokenizer(Path(name))
-    return Tokenizer(find_directory(name, embedded, weights=False))
-
-
 class LoadedModel(Model, Protocol):
     """A model on its device."""
 
