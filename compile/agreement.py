@@ -40,6 +40,7 @@ SAMPLINGS = (
     SamplingParams(1.0, top_p=0.9, seed=3),
     SamplingParams(1.0, min_p=0.1, seed=4),
 )
+"""Sampling parameters of random calls, used by their rows in turn."""
 
 
 class Tolerance(NamedTuple):

@@ -59,6 +59,7 @@ _OURS = ("--target", "--lnc")
 _ERRORS = (r"\[NCC_\w+\].*", r"ERROR.*", r".*[Ee]rror:.*", r".*Too many instructions.*")
 """Patterns of lines with the reason of a failed compilation, most specific first."""
 _REASON = re.compile(r"NCC_\w+|Too many instructions")
+_RECORD = "unit.json"
 _LONGEST = 300  # maximum characters of an error
 
 
@@ -195,9 +196,6 @@ def first_error(text: str) -> str:
             return match[0].strip()[:_LONGEST]
     lines = text.split("\n")
     return next((line.strip()[:_LONGEST] for line in reversed(lines) if line.strip()), "no output")
-
-
-_RECORD = "unit.json"
 
 
 @dataclass(frozen=True)

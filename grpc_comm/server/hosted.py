@@ -89,7 +89,7 @@ class HostedTarget:
     async def _answer(self, messages: AsyncIterator[pb.ClientMessage], call: _CallContext) -> None:
         details = SimpleNamespace(method=_SESSION, invocation_metadata=call.invocation_metadata())
         try:
-            handler = await self._guard.intercept_service(self._handler, details)  # type: ignore[arg-type]  # what it uses of them
+            handler = await self._guard.intercept_service(self._handler, details)
             await handler.stream_stream(_read(messages, handler.request_deserializer), call)
         except _EndedError:
             pass
