@@ -22,8 +22,7 @@ from inference.sampling import SamplingParams
 from inference.text.tokenizer import Tokenizer
 from outrider.draft_methods.model import find
 from outrider.measure.sets import read_set
-from outrider.models.capacity import Capacity
-from outrider.models.found_model import FoundModel
+from outrider.models.found_model import Capacity, FoundModel
 from outrider.models.loading import PREFILL_NODES
 from outrider.options.groups import Quantization
 from outrider.options.roles import DraftRole

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: CompileOptions, arguments: Sequence[str]) -> int:
-    if options.where.on:
+    if options.on:
         raise InvalidRequest("--on starts an instance: call it as `outrider compile --on TYPE`")
     if options.pull:
         _pull(options)

@@ -88,7 +88,9 @@ class StoreOptions(Group, title="stores"):
     executable code, so use a store that you trust"""
 
 
-class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, title="target"):
+class CompileOptions(
+    InstanceOptions, StoreOptions, SizeOptions, FusedOptions, CommandOptions, title="target"
+):
     """A target to build. Raises InvalidRequest if it cannot be built."""
 
     RULES: ClassVar = (
@@ -125,7 +127,6 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
     """build only the graphs required for serving; the same command without --quick adds the rest"""
     dry_run: bool = False
     """print the plan with memory and estimated times, and build nothing"""
-    where: InstanceOptions = InstanceOptions()
 
     @model_validator(mode="after")
     def _can_be_built(self) -> Self:
@@ -206,7 +207,7 @@ class CompileCommand(CompileOptions):
             raise ValueError(
                 "--target is needed: cpu, trn1, inf2, trn2 or trn3 (--help shows examples)"
             )
-        if self.out is None and not self.dry_run and not self.where.on:
+        if self.out is None and not self.dry_run and not self.on:
             raise ValueError("--out is needed: the directory of the artefact")
         return self
 

@@ -36,7 +36,7 @@ _LARGER = {"r7i.xlarge": 32, "r7i.2xlarge": 64, "r7i.4xlarge": 128, "r7i.8xlarge
 def build_on(options: CompileOptions) -> int:
     """Build on an instance; with --dry_run, only print the plan. Returns 0."""
     check(options)
-    aws = Aws(options.where.region)
+    aws = Aws(options.region)
     job, store = plan(aws, options)
     run = prepare(aws, job, dry_run=options.dry_run, confirmed=True)
     if run is None:
@@ -67,7 +67,7 @@ def check(options: CompileOptions) -> None:
         raise InvalidRequest("--on builds: it needs --target, and no --pull")
     if options.push is not None and not options.push.startswith("s3://"):
         raise InvalidRequest(f"--push {options.push}: with --on it is s3://BUCKET/PREFIX")
-    check_image(options.device, options.where.image)
+    check_image(options.device, options.image)
 
 
 def pinned(options: CompileOptions) -> tuple[CompileOptions, bool]:
@@ -88,12 +88,12 @@ def plan(aws: Aws, options: CompileOptions) -> tuple[HostJob, str]:
     instance has too little memory.
     """
     options, needs_token = pinned(options)
-    need, neuron, on = _memory(aws, options), options.device != "cpu", options.where
+    need, neuron = _memory(aws, options), options.device != "cpu"
     host = job_host(
         aws,
         "build",
-        on.on or "",
-        on,
+        options.on or "",
+        options,
         image=NEURON_IMAGE if neuron else None,
         disk_gib=_NEURON_DISK_GIB if neuron else _CPU_DISK_GIB,
     )
@@ -108,7 +108,7 @@ def plan(aws: Aws, options: CompileOptions) -> tuple[HostJob, str]:
         replace(host, parameters={**host.parameters, **writes}),
         bucket,
         (("compile", *host_arguments(options, store, graphs)),),
-        wheel=on.wheel,
+        wheel=options.wheel,
         venv=NEURON_VENV if neuron else None,
         needs_token=needs_token,
         notes={
@@ -122,7 +122,7 @@ def plan(aws: Aws, options: CompileOptions) -> tuple[HostJob, str]:
 def _memory(aws: Aws, options: CompileOptions) -> int:
     checkpoint = find_checkpoint(options.replace(dry_run=True))
     need = build_memory(checkpoint.config, make_request(options, checkpoint).spec)
-    on = options.where.on or ""
+    on = options.on or ""
     has = host_size(aws, on).memory_gib * GIB
     if need > has:
         larger = (name for name, gib in _LARGER.items() if gib * GIB >= need)

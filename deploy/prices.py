@@ -219,7 +219,6 @@ def _now() -> datetime:
 EXAMPLES = """examples:
   outrider deploy prices                          every type that can serve a target, in us-east-1
   outrider deploy prices --instance trn1.2xlarge --spot --region us-west-2
-  outrider deploy prices --instance trn1.2xlarge --no_live
 """
 
 
@@ -234,8 +233,6 @@ class PricesOptions(CommandOptions, title="prices"):
     """AWS region"""
     spot: bool = False
     """spot prices in place of on-demand ones"""
-    no_live: bool = False
-    """use the bundled prices; do not query AWS"""
     as_json: bool = Field(default=False, alias="json")
     """one JSON list on stdout"""
 
@@ -246,8 +243,8 @@ def run(options: PricesOptions) -> int:
     """
     table = bundled_prices()
     names = options.instance.split(",") if options.instance else list(table.types)
-    prices = InstancePrices(live=not options.no_live)
-    priced, refusals = _find(prices, names, options.region, "spot" if options.spot else "on-demand")
+    market: Market = "spot" if options.spot else "on-demand"
+    priced, refusals = _find(InstancePrices(), names, options.region, market)
     if priced or options.instance:
         print(*refusals, sep="\n", end="\n" * bool(refusals), file=sys.stderr)
     else:

@@ -69,12 +69,12 @@ def channel_security(options: SecurityOptions, address: Address) -> ChannelSecur
         )
     if options.token_file and not (options.encrypted or address.loopback):
         raise InvalidRequest(
-            f"the token would be sent in plaintext to {address.host}: it needs TLS (--tls_ca, or "
-            "--tls for a public certificate)"
+            f"the token would be sent in plaintext to {address.host}: it needs TLS (--tls_ca FILE, "
+            "or --tls_ca system for a public certificate)"
         )
     if not (options.encrypted or options.insecure or address.loopback):
         raise InvalidRequest(
-            f"prompts would be sent in plaintext to {address.host}: give --tls_ca or --tls (or "
+            f"prompts would be sent in plaintext to {address.host}: give --tls_ca (or "
             "--insecure, if the network is trusted)"
         )
     credentials = grpc.ssl_channel_credentials(*read_tls(options)) if options.encrypted else None

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from outrider.top_level import check_top_level
-from outrider.version import outrider_version
+from outrider.installation import check_top_level, outrider_version
 
 check_top_level("inference", "grpc_comm")
 

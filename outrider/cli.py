@@ -6,14 +6,21 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-from inference.command import run_command
-from outrider.options.parsing import parse
-from outrider.options.roles import ChatRole, DraftRole, FusedClientRole, Role
-from outrider.options.verbs import OTHER_VERBS
+from inference.command import run_command, say
+from outrider.installation import check_top_level
+from outrider.options.commands import OTHER_VERBS, parse
+from outrider.options.roles import (
+    ChatRole,
+    DraftRole,
+    FusedClientRole,
+    MakeCertRole,
+    MakeKeyRole,
+    Role,
+)
 from outrider.processes import CHILD, end_with_input, leave
-from outrider.top_level import check_top_level
 
 PROGRAMS = {
     "target": "outrider.target.target:serve",
@@ -27,9 +34,9 @@ PROGRAMS = {
     "verify_draft": "outrider.terminal.alone:verify",
     "pull": "outrider.models.catalog.models_here:pull",
     "list": "outrider.models.catalog.models_here:list_here",
-    "doctor": "outrider.doctor.command:doctor",
-    "cert": "outrider.credentials:make_cert",
-    "keys": "outrider.credentials:make_key",
+    "doctor": "outrider.doctor:doctor",
+    "cert": "outrider.cli:make_cert",
+    "keys": "outrider.cli:make_key",
     "demo": "outrider.terminal.demo:main",
     "compile": "outrider.aws_verbs:compile_target",
     "compare": "outrider.measure.commands:compare",
@@ -68,10 +75,35 @@ def run_role(options: Role) -> int:
     if isinstance(options, DraftRole | ChatRole | FusedClientRole):
         from outrider.client.connecting import check_listening
 
-        check_listening(options.connection)  # fail before a draft is loaded
+        check_listening(options)  # fail before a draft is loaded
     return int(_function(options.role)(options))
 
 
 def _function(name: str) -> Callable[[Any], Any]:
     module, _, function = PROGRAMS[name].partition(":")
     return getattr(import_module(module), function)  # type: ignore[no-any-return]
+
+
+def make_cert(options: MakeCertRole) -> int:
+    """Write a self-signed authority, and a certificate for --host signed by it."""
+    from grpc_comm.certificate import make_certificate
+
+    hosts = list(dict.fromkeys([options.host, "localhost", "127.0.0.1"]))
+    files = make_certificate(Path(options.out), hosts)
+    say(
+        f"target: --tls_cert {files.certificate} --tls_key {files.key}\ndraft:  --tls_ca {files.ca}"
+    )
+    return 0
+
+
+def make_key(options: MakeKeyRole) -> int:
+    """Add a key to --keys_file and print its token, which is stored nowhere."""
+    from grpc_comm import keys
+
+    token = keys.make_key(Path(options.keys_file), options.name)
+    say(
+        f"added {options.name}; its token is shown only once, limits can be added to the entry in "
+        f"{options.keys_file}:"
+    )
+    print(token)
+    return 0

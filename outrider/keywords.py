@@ -46,11 +46,8 @@ class ConnectKeywords(TypedDict, total=False):
     instance: str | None
     region: str
     spot: bool
-    no_live: bool
-    target_share: float
     usd_per_kwh: float | None
-    usd_per_gb_up: float | None
-    usd_per_gb_down: float | None
+    usd_per_gb: float | None
     draft_watts: float | None
     target_watts: float | None
     objective: (
@@ -61,8 +58,6 @@ class ConnectKeywords(TypedDict, total=False):
     )
     cs: str
     min_tps: float | None
-    max_usd_per_1m: float | None
-    max_joules_per_token: float | None
     max_usd: float | None
     port: int
     tls_cert: str | None
@@ -72,7 +67,6 @@ class ConnectKeywords(TypedDict, total=False):
     insecure: bool
     patience: float
     model_name: str | None
-    tls: bool
     model: str | None
     draft_quantization: Literal["int8", "int4"] | None
     device: str
@@ -91,8 +85,6 @@ class ConnectKeywords(TypedDict, total=False):
 class ServeKeywords(TypedDict, total=False):
     """Options of outrider.serve(): flags of `outrider target` (docs/flags.md)."""
 
-    grace: float
-    share_prefixes: bool
     emulate: str | None
     rtt: float | None
     target_model: str | None
@@ -108,6 +100,8 @@ class ServeKeywords(TypedDict, total=False):
     measure_first: bool
     host: str
     port: int
+    grace: float
+    share_prefixes: bool
     tls_cert: str | None
     tls_key: str | None
     tls_ca: str | None

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 for threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(threads, "1")  # nothing above imports torch, which reads them once
 tiers.load_profile()
+os.environ["AWS_EC2_METADATA_DISABLED"] = "true"  # nobody's account: prices are the bundled ones
+os.environ["AWS_SHARED_CREDENTIALS_FILE"] = os.environ["AWS_CONFIG_FILE"] = os.devnull
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

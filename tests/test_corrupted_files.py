@@ -34,7 +34,7 @@ from inference.text.tokenizer import Tokenizer
 from inference.times_file import PROFILES, StoredTimes, find_profile
 from inference.tree.tree_shape import Branches
 from outrider.cli import main
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 from outrider.options.roles import TargetRole
 from outrider.target.model_list import read_listed
 from outrider.target.target import load_target

@@ -17,8 +17,9 @@ from grpc_comm.client.named_targets import NamedTarget
 from inference.flags.command_line import parse_flags
 from outrider.aws_verbs import DEPLOY_VERBS
 from outrider.measure import commands as measuring
-from outrider.options import parsing as running
-from outrider.options.verbs import OTHER_VERBS, ROLES, VERBS
+from outrider.options import commands as running
+from outrider.options.commands import OTHER_VERBS, VERBS
+from outrider.options.roles import ROLES
 from outrider.terminal.demo import DemoOptions
 from tests.support.repository import ROOT
 
@@ -27,7 +28,7 @@ HELP = [
     "compile/compile_options.py",
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "deploy/commands").glob("*.py")),
     "outrider/measure/commands.py",
-    "outrider/options/parsing.py",
+    "outrider/options/commands.py",
     "outrider/target/ray_fleet.py",
 ]
 

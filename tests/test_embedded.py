@@ -21,7 +21,7 @@ from inference.planner.prices import TUNING, Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text.tokenizer import Tokenizer
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_target
 from outrider.text.completion import Completion, Request, complete, silent

@@ -50,7 +50,7 @@ IMPURE = {
 
 HOMES = {
     "boto3": ("compile/aws.py",),
-    "defusedxml": ("outrider/measure/verbs/autodraft.py",),
+    "defusedxml": ("outrider/measure/verbs/runs.py",),
     "llguidance": ("inference/text/grammar.py", "inference/text/grammar_check.py"),
 }
 BY_NAME = {"torch_neuronx", "neuronx_distributed", "libneuronxla", "neuronxcc", "torch_xla"}
@@ -100,7 +100,7 @@ LIGHT = {
     "grpc_comm.client.connection inference.loop.decode inference.drafters.round_proposer "
     "outrider.client.client outrider.client.drafting outrider.draft_methods.model "
     "outrider.endpoint.run outrider.terminal.generate outrider.terminal.chat "
-    "outrider.measure.commands outrider.doctor.checks outrider.terminal.demo "
+    "outrider.measure.commands outrider.doctor outrider.terminal.demo "
     "outrider.measure.verbs.runs outrider.measure.verbs.recommend "
     "outrider.models.catalog.models_here": MODELS,
 }

@@ -30,7 +30,7 @@ from inference.loop.draft_thread import Drafter, inline
 from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.text.tokenizer import Tokenizer
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 
 _TOGETHER = 1e-3
 """Tokens that come within so many seconds of each other are of one round."""

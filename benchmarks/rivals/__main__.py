@@ -2,7 +2,7 @@
 arms of other engines behind its own.
 
     python -m benchmarks.rivals --target_model DIR --draft_model DIR --dtype bfloat16
-        --presets hybrid,suffix --transformers [--openvino_models TARGET_DIR,DRAFT_DIR]
+        --preset hybrid,suffix --transformers [--openvino_models TARGET_DIR,DRAFT_DIR]
     python -m benchmarks.rivals --target_model FILE.gguf --draft_model FILE.gguf
         --llama_servers NAME=HOST:PORT,...
 
@@ -27,7 +27,7 @@ from inference.flags.group import Metavar
 from inference.flags.values import Count, Words
 from inference.model.checkpoints.checkpoint import DTYPES
 from outrider.client.client import Client
-from outrider.measure.arms import Arm
+from outrider.measure.run import Arm
 from outrider.measure.sets import Item
 from outrider.measure.verbs.bench import run as run_bench
 from outrider.measure.verbs.options import BenchOptions

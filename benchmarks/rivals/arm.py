@@ -12,7 +12,7 @@ from inference.cost.billing import Billing
 from inference.errors import InvalidRequest, Unavailable
 from inference.text.tokenizer import Tokenizer
 from inference.text_log import Traffic
-from outrider.measure.arms import Arm
+from outrider.measure.run import Arm
 from outrider.text.completion import Completion, Request, new_completion
 
 Hear = Callable[[Sequence[int]], None]

@@ -16,7 +16,7 @@ from inference.backends import Model
 from inference.backends.sequence import ModelSequence
 from inference.text.tokenizer import Tokenizer
 from inference.tree.token_tree import TokenTree
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 
 WIDTH = 16
 """Ranks that are looked at: no tree has wider nodes."""

@@ -34,7 +34,7 @@ from inference.model.checkpoints.config import ModelConfig, read_config
 from inference.model.decoder import Decoder
 from inference.model.eagle_head import EagleHead, HeadConfig
 from inference.model.layers import Past, RMSNorm, Sight
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 
 MOST_POSITIONS, LENGTH = 1024, 128
 FADING = 0.8

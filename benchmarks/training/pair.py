@@ -29,7 +29,7 @@ from benchmarks.training.trainer import (
     batches,
     token_stream,
 )
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 
 BEGIN, END = "<|begin|>", "<|end|>"
 # a draft agrees more often on short tokens: with 2048 of them it was 52 % on held-out files

@@ -107,8 +107,6 @@ class UpOptions(NamedOptions, title="start"):
     """Outrider wheel to install on the instance (default: built from this checkout)"""
     yes: bool = False
     """do not ask for confirmation; required if stdin is not a terminal"""
-    no_wait: bool = False
-    """do not wait until the target is ready"""
     dry_run: bool = False
     """print the resources and their cost, and start nothing"""
 

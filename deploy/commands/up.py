@@ -181,7 +181,7 @@ def _settings(
 
 
 def _serve(options: UpOptions, aws: Aws, host: Host, state: StackState) -> RunningInstance:
-    """Return the stack's instance once it has its credentials and, without --no_wait, serves."""
+    """Return the stack's instance once it has its credentials and serves."""
     target = find_target(options.name)
     if target is None:
         raise InvalidRequest(
@@ -199,9 +199,8 @@ def _serve(options: UpOptions, aws: Aws, host: Host, state: StackState) -> Runni
             put_hub_token(aws, options.name)
         hand_over(aws, target, hosts)
         say(f"the host gets its credentials; this machine's part is in {target.directory}")
-    if not options.no_wait:
-        _wait_until_serving(aws, instance)
-        withdraw_secrets(aws, options.name)
+    _wait_until_serving(aws, instance)
+    withdraw_secrets(aws, options.name)
     return instance
 
 

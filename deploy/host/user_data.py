@@ -93,7 +93,6 @@ class HostSettings(Installation):
             "tls_key": "/etc/outrider/key.pem",
             "keys_file": "/etc/outrider/keys.json",
             "metrics_port": self.metrics_port,
-            "metrics_host": "127.0.0.1",
         }
         if self.artifact_store is not None:
             options["artifact"] = "/var/lib/outrider/artifact"

@@ -1,9 +1,8 @@
 """Dollars and joules per token, computed the same for all architectures (docs/cost.md). Pure.
 
 The target is billed by wall-clock time while it is in use, whether it computes or waits. The
-draft's machine belongs to the user and costs electricity. Traffic is billed in both directions. A
-dollar figure inherits the quality of its inputs: measured, estimated or unavailable. An unknown
-value is never reported as 0.
+draft's machine belongs to the user and costs electricity. Traffic costs the same in both
+directions. A dollar figure inherits the quality of its inputs: measured, estimated or unavailable.
 
 Every objective is linear in the seconds billed, the seconds drafted, and the bytes sent in each
 direction. So four unit prices, one for each of these quantities, define an objective.
@@ -128,18 +127,16 @@ UNITS = tuple(Usage(*(float(index == unit) for index in range(4))) for unit in r
 
 @dataclass(frozen=True)
 class Billing:
-    """Prices in US dollars, watts, and the share of the target that is billed; None if not set.
+    """Prices in US dollars, and watts; None if not set.
 
-    Raises ValueError for a negative or non-finite number, and for a share outside (0, 1].
+    Raises ValueError for a negative or non-finite number.
 
     source: origin of the target's price, with its date if known; None without a price
     """
 
     usd_per_hour: float | None = None  # for the whole target machine
     usd_per_kwh: float | None = None
-    usd_per_gb_up: float | None = None  # to the target
-    usd_per_gb_down: float | None = None
-    target_share: float = 1.0
+    usd_per_gb: float | None = None  # of traffic, in both directions
     draft_watts: float | None = None  # power of the draft's machine while it drafts
     target_watts: float | None = None  # power of the whole target machine
     source: str | None = None
@@ -148,10 +145,6 @@ class Billing:
         for name, value in vars(self).items():
             if isinstance(value, float | int) and not 0 <= value < float("inf"):
                 raise ValueError(f"{name} must be finite, 0 or more: got {value}")
-        if not 0 < self.target_share <= 1:
-            raise ValueError(
-                f"target_share is above 0, and 1 is the whole target: got {self.target_share}"
-            )
 
     @property
     def priced(self) -> bool:
@@ -181,20 +174,19 @@ class Billing:
         """
         if not 0 < tokens < float("inf"):
             raise ValueError(f"cost per token needs tokens: got {tokens}")
-        per_token, share = usage.times(1 / tokens), self.target_share / tokens
+        per_token = usage.times(1 / tokens)
         wall = Figure.measured(per_token.wall, "wall clock")
         drafting = draft_joules or _joules(self.draft_watts, usage.drafting, "draft")
         draft_energy = drafting.times(1 / tokens)
-        target_energy = _joules(self.target_watts, usage.wall, "target").times(share)
+        target_energy = _joules(self.target_watts, usage.wall, "target").times(1 / tokens)
         api_cost = Figure.unavailable("no price of the target was given")
         if self.usd_per_hour is not None:
-            api_cost = wall.times(hire_usd(self.target_share, self.usd_per_hour))
+            api_cost = wall.times(hire_usd(1.0, self.usd_per_hour))
         electricity = Figure.unavailable("no price of electricity was given")
         if self.usd_per_kwh is not None:
             electricity = draft_energy.times(self.usd_per_kwh / JOULES_PER_KWH)
-        upload = _traffic(per_token.bytes_up, self.usd_per_gb_up, "to")
-        download = _traffic(per_token.bytes_down, self.usd_per_gb_down, "from")
-        costs = [api_cost, electricity, upload, download]
+        traffic = _traffic(per_token.bytes_up + per_token.bytes_down, self.usd_per_gb)
+        costs = [api_cost, electricity, traffic]
         return {
             "total_cost": total(costs),
             "known_cost": at_least(costs),
@@ -259,9 +251,9 @@ def _joules(watts: float | None, seconds: float, whose: str) -> Figure:
     return Figure.estimated(watts * seconds, f"{watts:g} W assumed")
 
 
-def _traffic(size: float, usd_per_gb: float | None, direction: str) -> Figure:
+def _traffic(size: float, usd_per_gb: float | None) -> Figure:
     if size == 0:
         return Figure.measured(0.0, "no traffic")
     if usd_per_gb is None:
-        return Figure.unavailable(f"no price of traffic {direction} the target was given")
+        return Figure.unavailable("no price of traffic was given")
     return Figure.measured(size / BYTES_PER_GB * usd_per_gb, "counted bytes")

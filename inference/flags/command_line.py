@@ -206,12 +206,8 @@ class Parser(argparse.ArgumentParser):
         flag = self._flags.get(name)
         if flag is None or flag.kind is bool:
             return f"{name} is a switch and takes no value"
-        following = zip(words, [*words[1:], ""], strict=True)
-        got = [after for word, after in following if word == name and after[:1] in ("", "-")]
-        return (
-            f"{name} needs a value, {flag.allowed}: got {got[0] or 'nothing'}; for example "
-            f"{name} {flag.example}"
-        )
+        following = dict(zip(words, [*words[1:], "nothing"], strict=True))
+        return f"{name} needs a value, {flag.allowed}: got {following[name]}"
 
 
 def add_flag(group: argparse._ActionsContainer, flag: Flag) -> None:

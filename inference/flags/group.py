@@ -2,13 +2,13 @@
 
 A field's type determines the values of its flag, the field's default is the flag's default, and the
 docstring below the field is the flag's help. Parsing, help and docs/flags.md are generated from
-these declarations. A field may also be another group, whose flags then belong to this group, too.
-Rules state which flags exclude each other, and which need another flag.
+these declarations. A command's options inherit from their groups. Rules state which flags exclude
+each other, and which need another flag.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
@@ -100,12 +100,7 @@ class Group(BaseModel):
     """Rules of the group's flags, each of which excludes or needs other flags."""
 
     def __init__(self, /, **values: Any) -> None:
-        """Take values by the names of their flags, those of groups within this one, too."""
-        outer = own_flags(type(self))
-        for name, group in groups_of(type(self)).items():
-            if name not in values:
-                inner = [flag for flag in flags_of(group) if flag in values and flag not in outer]
-                values[name] = group(**{flag: values.pop(flag) for flag in inner})
+        """Take values by the names of their flags."""
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -126,28 +121,22 @@ class Group(BaseModel):
 
     def values(self) -> dict[str, Any]:
         """Return every value by its flag's name."""
-        return _flat(self, vars(self), Group.values)
+        return self._by_flag(type(self).model_fields)
 
-    def explicit(self) -> dict[str, Any]:
-        """Return the explicitly set values by flag name."""
-        return _flat(self, self.model_fields_set, Group.explicit)
+    def explicit(self, flags: Container[str] | None = None) -> dict[str, Any]:
+        """Return the explicitly set values by flag name. flags: only these; None: all"""
+        values = self._by_flag(self.model_fields_set)
+        return {name: value for name, value in values.items() if flags is None or name in flags}
 
-    def changed(self, group: type[Group], *without: str) -> list[str]:
-        """Return the flags declared by `group` that are not at their default, but for `without`."""
+    def _by_flag(self, names: Container[str]) -> dict[str, Any]:
+        fields = type(self).model_fields.items()
+        return {field.alias or name: vars(self)[name] for name, field in fields if name in names}
+
+    def changed(self, group: type[Group]) -> list[str]:
+        """Return the flags declared by `group` that are not at their default."""
         fields = type(self).model_fields
-        names = [name for name in get_annotations(group) if name in fields and name not in without]
+        names = [name for name in get_annotations(group) if name in fields]
         return [f"--{name}" for name in names if vars(self)[name] != fields[name].default]
-
-
-def _flat(
-    group: Group, names: Iterable[str], within: Callable[[Group], dict[str, Any]]
-) -> dict[str, Any]:
-    """Return these fields by flag name; `within` does so for the fields of a nested group."""
-    flat: dict[str, Any] = {}
-    for inner in groups_of(type(group)):
-        flat |= within(vars(group)[inner])
-    fields = own_flags(type(group)).items()
-    return flat | {flag: vars(group)[name] for flag, name in fields if name in names}
 
 
 @dataclass(frozen=True)
@@ -203,15 +192,6 @@ class Flag:
         return text if silent else f"{text} (default: {_shown(default)})"
 
     @property
-    def example(self) -> str:
-        """A value that the flag takes."""
-        if self.choices:
-            return self.choices[0]
-        if not self.field.is_required() and self.field.default not in (None, ()):
-            return _shown(self.field.default)
-        return "1" if self.kind in (int, float) else self.metavar
-
-    @property
     def _bounds(self) -> str:
         marks = self._parts[1]
         low = [mark.ge for mark in marks if isinstance(mark, Ge)]
@@ -242,31 +222,10 @@ def _shown(value: object) -> str:
 
 
 @cache
-def groups_of(model: type[Group]) -> dict[str, type[Group]]:
-    """Return the groups nested in a group, by field. Do not change the shared mapping."""
-    kinds = ((name, field.annotation) for name, field in model.model_fields.items())
-    return {
-        name: kind for name, kind in kinds if isinstance(kind, type) and issubclass(kind, Group)
-    }
-
-
-@cache
-def own_flags(model: type[Group]) -> dict[str, str]:
-    """Return a group's own fields by flag name, without the fields of nested groups.
-    Do not change the shared mapping.
-    """
-    fields, groups = model.model_fields.items(), groups_of(model)
-    return {field.alias or name: name for name, field in fields if name not in groups}
-
-
-@cache
 def flags_of(model: type[Group]) -> dict[str, Flag]:
     """Return a group's flags by name. Do not change the shared mapping."""
     flags: dict[str, Flag] = {}
-    for group in groups_of(model).values():
-        flags |= flags_of(group)
-    for name in own_flags(model).values():
-        field = model.model_fields[name]
+    for name, field in model.model_fields.items():
         owner = next(base for base in model.__mro__ if name in get_annotations(base))
         flag = Flag(field.alias or name, field, str(owner.__dict__["model_config"].get("title")))
         flags[flag.name] = flag

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from threading import Event
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from grpc_comm.client.connection import Connection
 from inference.command import printable, say
@@ -23,19 +23,16 @@ from inference.loop.throttle import Baseline, Throttle
 from inference.order import Pace
 from inference.planner.prices import Usage
 from inference.proposer import Proposer
+from inference.text.grammar import Grammars
 from inference.text.tokenizer import Tokenizer
 from outrider.client.connecting import connect_target, target_tokenizer
-from outrider.client.draft_loader import DraftLoader
-from outrider.models.directories import find_tokenizer
-from outrider.money.budget import RunBudget
-from outrider.money.goal import UNSTEERED, read_billing, read_goal
+from outrider.client.drafting import AnyRows, DraftLoader, DraftSetup, draft_rows
+from outrider.draft_methods import FoundDraft, find_draft
+from outrider.models.found_model import find_tokenizer
+from outrider.money import UNSTEERED, RunBudget, read_billing, read_goal
 from outrider.options.roles import ClientRole
 from outrider.text.completion import Completion, OnCommit, Request, Show, complete, new_completion
 from outrider.text.prompts import TextModel
-
-if TYPE_CHECKING:
-    from outrider.client.pools import AnyRows
-    from outrider.draft_methods import FoundDraft
 
 Watch: TypeAlias = Callable[[TargetSession], TargetSession]
 """A function that wraps a session with the target, for example to observe it."""
@@ -77,8 +74,8 @@ class Client:
         remote = target.description
         self.text_model = TextModel(remote.model, tokenizer, self.length, remote.stop_ids)
         billing = billing.described(target.description.usd_per_hour)
-        self.budget = RunBudget(billing, options.goal.max_usd)
-        self.goal = read_goal(options.goal, billing)
+        self.budget = RunBudget(billing, options.max_usd)
+        self.goal = read_goal(options, billing)
         gc.freeze()  # collecting garbage among all loaded objects would delay a request by 0.2 s
         self._baseline = Baseline()
         self._loader = DraftLoader(self._load)
@@ -115,7 +112,7 @@ class Client:
         Raises InvalidRequest if the position is unknown, the target's price is unknown, or steering
         has no effect.
         """
-        goal = read_goal(self._options.goal.replace(cs=knob), self.budget.billing)
+        goal = read_goal(self._options.replace(cs=knob), self.budget.billing)
         rows = self.wait()
         if rows is None:
             raise InvalidRequest(UNSTEERED)
@@ -150,9 +147,6 @@ class Client:
                 f"{self._model.name} drafts the first {self._drafted:,} tokens of a text, of "
                 f"{self.length:,} that the target serves: --sequence_length says how many"
             )
-        from inference.text.grammar import Grammars
-        from outrider.client.drafting import DraftSetup, draft_rows
-
         remote = self.target.description
         grammars = Grammars(self.tokenizer.to_json(), remote.vocabulary, sorted(remote.stop_ids))
         setup = DraftSetup(self._model, self.target, rows, self._drafted, grammars)
@@ -235,8 +229,6 @@ class Client:
 
 def find_client_draft(options: ClientRole) -> FoundDraft:
     """Find the draft. Raises InvalidRequest for a device that this machine does not have."""
-    from outrider.draft_methods import find_draft
-
     draft = find_draft(options)
     draft.model.check(options)
     return draft
@@ -259,7 +251,7 @@ def open_client(
     Without a draft model, only the tokenizer is read. Raises Mismatch if the token ids of draft and
     target differ, and InvalidRequest for a device that this machine does not have.
     """
-    billing = read_billing(options.goal)  # report price errors before connecting to the target
+    billing = read_billing(options)  # report price errors before connecting to the target
     requested, options = options, options.computable
     if options is not requested:
         say(f"draft: copied text only; a draft model needs {install('torch')}")
@@ -268,10 +260,10 @@ def open_client(
         draft.tokenizer if draft is not None else find_tokenizer(options.draft_name, "draft")
     )
     name = draft.name if draft is not None else "the tokenizer here"
-    with connect_target(options.connection, given_up) as target:
+    with connect_target(options, given_up) as target:
         tokenizer = target_tokenizer(target, tokenizer, name)
         draft = draft and draft.for_target(tokenizer)
-        local = options.connection.is_local if is_local is None else is_local
+        local = options.is_local if is_local is None else is_local
         client = Client(options, target, tokenizer, draft, billing, local)
         try:
             yield client

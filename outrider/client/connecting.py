@@ -1,11 +1,12 @@
-"""Connects a client to the target that its flags name."""
+"""Connects a client to the target that its flags name, and measures the link to it."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from statistics import median
 from threading import Event
 
 from grpc_comm.client.channel import refuses
@@ -15,8 +16,10 @@ from grpc_comm.translate import Description
 from inference.command import say
 from inference.errors import Mismatch, Unavailable
 from inference.files.writing import cache_directory, write_whole
+from inference.planner.profiling import Tell
 from inference.text.tokenizer import Tokenizer
 from inference.text.tokenizer_settings import TokenizerIdentity, TokenizerSettings
+from inference.times import TRUSTED
 from outrider.options.network import ConnectionOptions
 
 
@@ -118,3 +121,29 @@ def check_listening(options: ConnectionOptions) -> None:
     raise Unavailable(
         f"no Outrider target answers at {options.addresses}: connection refused; {remedy}"
     )
+
+
+PROBES, PROBE_SECONDS = 9, 1.0
+"""Number of empty exchanges with the target. On a slow link, as many as fit into PROBE_SECONDS, but
+at least TRUSTED.
+"""
+
+
+def measure_round_trip(probe: Callable[[], float], tell: Tell) -> float:
+    """Return the median seconds of several consecutive empty exchanges with the target.
+
+    tell: receives a note if exchanges take longer than PROBE_SECONDS
+    """
+    probes, noted = [probe()], False
+    while len(probes) < PROBES:
+        slow = sum(probes) + probes[-1] > PROBE_SECONDS
+        if slow and len(probes) >= TRUSTED:
+            break
+        if slow and not noted:
+            noted = True
+            tell(
+                "measuring the link to the target: an empty exchange takes "
+                f"{probes[-1] * 1e3:.0f} ms"
+            )
+        probes.append(probe())
+    return median(probes)

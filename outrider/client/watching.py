@@ -131,7 +131,6 @@ def _figures(client: Client, done: Completion) -> dict[str, Any]:
 
 
 def _name(kind: int) -> str:
-    """Return the name of a kind of proposer."""
     return "target" if kind == NOBODY else PROPOSERS[kind]
 
 

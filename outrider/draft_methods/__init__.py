@@ -16,8 +16,7 @@ from inference.backends.wrappers import KnownTokens
 from inference.drafters.growing_proposer import Draft
 from inference.text.tokenizer import Tokenizer
 from inference.times import Table
-from outrider.models.capacity import Capacity
-from outrider.models.found_model import FoundModel, LoadedModel
+from outrider.models.found_model import Capacity, FoundModel, LoadedModel
 from outrider.models.profiles import Profiles
 from outrider.options.draft_flags import check_method, method_of
 from outrider.options.groups import DeviceOptions, DraftModelOptions

@@ -29,9 +29,8 @@ from inference.model.checkpoints.weight_files import fingerprint
 from inference.model.eagle_head import OfTarget, read_head, read_head_config
 from outrider.draft_methods import FoundDraft
 from outrider.models.artifacts import artifact_checkpoint
-from outrider.models.capacity import Capacity
 from outrider.models.devices import describe
-from outrider.models.directories import find_directory
+from outrider.models.found_model import Capacity, find_directory
 from outrider.models.loading import Checkpoint, find_checkpoint
 from outrider.models.profiles import record_calls
 from outrider.options.groups import DeviceOptions, DraftModelOptions

@@ -21,7 +21,7 @@ from inference.errors import InvalidRequest
 from inference.model.decoder import Decoder
 from inference.planner.prices import TUNING
 from outrider.draft_methods import FoundDraft
-from outrider.models.capacity import Capacity
+from outrider.models.found_model import Capacity
 from outrider.models.loading import Checkpoint, find_checkpoint
 from outrider.options.groups import DeviceOptions, DraftModelOptions, TargetModelOptions
 

@@ -126,12 +126,12 @@ def _state(manager: TargetManager) -> dict[str, Any]:
     """Return the target in use and its prices, or why there is no target."""
     texts, options = manager.texts, manager.options
     if texts is None:
-        where = options.connection.target_host
+        where = options.target_host
         return {"running": False, "reason": manager.reason, "address": where}
     client = texts.client
     return {
         "running": True,
-        "address": options.connection.target_host,
+        "address": options.target_host,
         "model": client.model,
         "draft": client.draft,
         "device": client.target.description.device,

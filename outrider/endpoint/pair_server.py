@@ -18,9 +18,18 @@ from inference.errors import InvalidRequest
 from inference.flags.group import flags_of
 from inference.text.tokenizer_settings import TokenizerIdentity
 from outrider.client.connecting import connect_target, full_description, tokenizer_identity
-from outrider.doctor.checks import machine as machine_words
+from outrider.doctor import machine as machine_words
 from outrider.endpoint.run import serve_http
-from outrider.models.catalog.models_here import ModelHere, count_words, find_models, models_below
+from outrider.models.catalog.models_here import (
+    ModelHere,
+    PublishedModel,
+    count_words,
+    fetch,
+    find_models,
+    judged,
+    models_below,
+    published_for,
+)
 from outrider.models.catalog.pairs import (
     EMBEDDED_PAIR,
     WITHOUT_LLAMA_CPP,
@@ -35,8 +44,7 @@ from outrider.models.catalog.pairs import (
     short_names,
     this_machine,
 )
-from outrider.models.catalog.published_models import PublishedModel, fetch, judged, published_for
-from outrider.models.directories import find_tokenizer
+from outrider.models.found_model import find_tokenizer
 from outrider.models.machine import size_words
 from outrider.options.groups import BatchOptions, DeviceOptions
 from outrider.options.roles import EndpointRole, ServeRole, UpRole
@@ -172,10 +180,10 @@ def _draft_flags(options: UpRole, short: str, size: str, machine: MachineFacts) 
     """Return the flags of a draft for the target at --target_host: a model on this machine, else a
     download, else copied text. Raises InvalidRequest if the target serves another model.
     """
-    with connect_target(options.connection) as target:
+    with connect_target(options) as target:
         remote = full_description(target)
     tokenizer = tokenizer_identity(remote)
-    say(f"target: {remote.model} on {remote.device}, at {options.connection.addresses}")
+    say(f"target: {remote.model} on {remote.device}, at {options.addresses}")
     if short and not is_called(remote.model, short, size):
         raise InvalidRequest(f"the target serves {remote.model}, not {options.name}")
     local = [judged(model, remote) for model in _models_here(options)]

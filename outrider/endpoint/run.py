@@ -36,8 +36,8 @@ from outrider.endpoint.page_routes import add_page, page_routes
 from outrider.endpoint.server import HttpServer, bounded, listening
 from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_runner import TextRunner
+from outrider.installation import outrider_version
 from outrider.options.roles import ServeRole
-from outrider.version import outrider_version
 
 SERVING = "serving "
 """Prefix of the stderr line with the server's address, printed once it accepts requests."""

@@ -17,6 +17,7 @@ from outrider.endpoint.interfaces.chat_messages import Text
 from outrider.endpoint.interfaces.failures import ApiError
 from outrider.endpoint.text_runner import TextRunner
 from outrider.options.draft_flags import DEFAULT_SOURCES, NONE
+from outrider.options.network import SYSTEM
 from outrider.options.roles import ServeRole
 
 RETRY_SECONDS = 2.0
@@ -141,13 +142,13 @@ class TargetManager:
         """Return the options that the settings change. Their secrets are written to private files,
         which exist until the stack closes. The server's own secrets are kept for its target only.
         """
-        started = self._first.connection
+        started = self._first
         changes: dict[str, Any] = {"preset": None, "target_host": settings.address}
         if started.replace(target_host=settings.address).endpoints != started.endpoints:
             changes |= dict.fromkeys(("token_file", "tls_ca", "tls_cert", "tls_key"))
         changes |= settings.model_dump(include={"model_name", "draft_model"}, exclude_defaults=True)
         if settings.tls and not settings.ca:
-            changes["tls"] = True
+            changes["tls_ca"] = SYSTEM
         if sources := settings.draft or (DEFAULT_SOURCES if self._first.draft == NONE else ""):
             changes["draft"] = sources
         for flag, text in (("token_file", settings.token), ("tls_ca", settings.ca)):

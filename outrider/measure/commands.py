@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -27,7 +28,7 @@ examples:
 BENCH = """examples:
   outrider bench                                          the embedded pair and prompts
   outrider bench --target_model DIR --draft_model DIR --out real
-  outrider bench --presets hybrid,suffix --rtt 40 --samples 5
+  outrider bench --preset hybrid,suffix --rtt 40 --samples 5
   outrider bench --target_host HOST --draft_model DIR --file prompts.jsonl --out server"""
 
 PROVE = """examples:
@@ -44,37 +45,35 @@ RUNS = """examples:
   outrider --config results/NAME/outrider-options.json
                                           repeat one of them"""
 
-COMMANDS: dict[str, tuple[type[CommandOptions], str]] = {
-    "compare": (flags.CompareOptions, COMPARE),
-    "bench": (flags.BenchOptions, BENCH),
-    "prove": (flags.ProveOptions, PROVE),
-    "recommend": (flags.RecommendOptions, ""),
-    "runs": (flags.RunsOptions, RUNS),
+COMMANDS: dict[str, tuple[type[CommandOptions], str, str]] = {
+    "compare": (flags.CompareOptions, COMPARE, "bench:compare"),
+    "bench": (flags.BenchOptions, BENCH, "bench:run"),
+    "prove": (flags.ProveOptions, PROVE, "prove:run"),
+    "recommend": (flags.RecommendOptions, "", "recommend:run"),
+    "runs": (flags.RunsOptions, RUNS, "runs:run"),
 }
-"""The options of each command, and the text at the end of its help."""
+"""The options of each command, the text at the end of its help, and its function."""
 
 
 def parse(command: str, words: Words = None) -> Any:
     """Parse a command line. Exits after --help, and after an error message of one line."""
-    model, examples = COMMANDS[command]
+    model, examples, _ = COMMANDS[command]
     return parse_flags(model, f"outrider {command}", words, examples)
 
 
-def _command(name: str) -> Callable[[Words], int]:
-    def run(words: Words = None) -> int:
-        """Run the command. Returns 0 on success."""
-        options = parse(name, words)
+def run_measurement(command: str, words: Words = None) -> int:
+    """Run a measuring command. Returns 0 on success."""
+    options = parse(command, words)
 
-        def work() -> int:
-            if name in ("compare", "prove"):
-                require("torch", f"outrider {name}")
-            module: Any = import_module(f"outrider.measure.verbs.{name}")
-            return int(module.run(options))
+    def work() -> int:
+        if command in ("compare", "prove"):
+            require("torch", f"outrider {command}")
+        module, _, function = COMMANDS[command][2].partition(":")
+        verb = import_module(f"outrider.measure.verbs.{module}")
+        return int(getattr(verb, function)(options))
 
-        return run_command(work, debug=options.debug)
-
-    return run
+    return run_command(work, debug=options.debug)
 
 
-compare, bench, prove = _command("compare"), _command("bench"), _command("prove")
-recommend, runs = _command("recommend"), _command("runs")
+compare, bench, prove = (partial(run_measurement, name) for name in ("compare", "bench", "prove"))
+recommend, runs = (partial(run_measurement, name) for name in ("recommend", "runs"))

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.cost.billing import Figure, Quality, total
-from outrider.measure.arms import AGAIN, BASELINE
 from outrider.measure.journal import TextKey, Values
+from outrider.measure.run import AGAIN, BASELINE
 from outrider.text.pieces import Gaps, gaps_between
 
 CONFIDENCE = 0.95

@@ -1,23 +1,27 @@
-"""The journal of a run: a file with a line per finished output, so that a run can be resumed.
-
-Each line is a JSON object with one field: `run` (first line: settings and prompts), `start` and
-`end` (machine, models and load at that time), or `text` (a Completion's record, key and cost).
-"""
+"""The journal of a run: its environment, outputs and end, as JSON lines."""
 
 from __future__ import annotations
 
 import json
+import os
+import platform
+import shutil
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO, TypeAlias
 
 from inference.command import say
 from inference.errors import InvalidRequest
 from inference.files.writing import locked
+from outrider.client.client import Client
+from outrider.client.connecting import measure_round_trip
 from outrider.measure.sets import Item
+from outrider.models.machine import instructions, processor
 
 NAME = "run.jsonl"
 """File name of the journal in a run's directory."""
@@ -141,3 +145,70 @@ def _check_same(what: str, before: Values, after: Values, path: str) -> None:
             f"{path} is a run with other {what}: {'; '.join(differ[:3])}{rest}: use the same ones "
             "or another --out"
         )
+
+
+_PACKAGES = (
+    "outrider", "torch", "transformers", "grpcio", "numpy", "torch-neuronx", "torch-xla",
+    "neuronx-cc", "neuronx-distributed",
+)  # fmt: skip
+
+
+def environment() -> dict[str, Any]:
+    """Describe this machine, its load and its software."""
+    return {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "processor": processor(),
+        "instructions": instructions(),
+        "cpus": os.cpu_count(),
+        "load": load(),
+        "commit": commit(),
+        "versions": {name: release for name in _PACKAGES if (release := installed_version(name))},
+    }
+
+
+def load() -> list[float] | None:
+    """Return the load averages of this machine; None if the system does not report them."""
+    return list(os.getloadavg()) if hasattr(os, "getloadavg") else None
+
+
+def installed_version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def commit() -> str:
+    """Return this checkout's git commit, with -dirty if modified; "unknown" without a checkout."""
+    git = shutil.which("git")
+    if git is None:
+        return "unknown"
+    words = [git, "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
+    return done.stdout.strip() or "unknown"
+
+
+def start_record(
+    clients: Mapping[str, Client], drafts: Mapping[str, str], left_out: Mapping[str, str]
+) -> dict[str, object]:
+    """Return the journal's record of models, machine and link at the start of a run.
+
+    clients: by arm name, target-only first
+    drafts: fingerprints of the draft models, by arm name
+    left_out: why an arm was skipped, by arm name
+    """
+    alone = next(iter(clients.values()))
+    remote = alone.target.description
+    target = f"{remote.model} {remote.model_fingerprint}"
+    return {
+        "models": {"target": target, "type": remote.dtype, "device": remote.device, **drafts},
+        "target": remote.model,
+        "draft": next((clients[name].draft for name in drafts), None),
+        "shared": alone.shares_device,
+        "left_out": left_out,
+        "round_trip": measure_round_trip(alone.target.probe, say),
+        "times": [[*shape, seconds] for shape, seconds in remote.times],
+        "server": remote.server_version,
+        "environment": environment(),
+    }

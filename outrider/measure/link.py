@@ -1,11 +1,11 @@
-"""An emulated network link on this machine: a TCP proxy with delay and bandwidth.
+"""An emulated network link on this machine: a TCP proxy with a delay.
 
-    python -m outrider.measure.link 127.0.0.1:50051 127.0.0.1:0 20 50
+    python -m outrider.measure.link 127.0.0.1:50051 127.0.0.1:0 20
 
-This forwards connections on the second address to the first, with 20 ms of delay each way and 50
-Mbit/s (0: no limit). It prints the address it listens on and runs until SIGTERM or the end of
-stdin; SIGUSR1 cuts all connections. It is a separate process, so that neither side shares its
-Python interpreter. It handles about 500 connections.
+This forwards connections on the second address to the first, with 20 ms of delay each way. It
+prints the address it listens on and runs until SIGTERM or the end of stdin; SIGUSR1 cuts all
+connections. It is a separate process, so that neither side shares its Python interpreter. It
+handles about 500 connections.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import socket
 import struct
 import sys
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from selectors import SelectSelector
 from typing import NamedTuple
 
@@ -28,59 +27,16 @@ from inference.command import run_command, say
 from inference.errors import InvalidRequest
 from outrider.processes import READY, end_with_input
 
-MAX_DELAY_MS = 60_000
 _CHUNK = 16 * 2**10  # bytes; a chunk arrives when its last byte does
 _APART = 1e-6  # seconds between two chunks: the event loop does not order simultaneous calls
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close sends RST
 
 
-@dataclass(frozen=True)
-class LinkShape:
-    """Delay and bandwidth of a link. Raises InvalidRequest for values out of range."""
-
-    delay_ms: float = 0.0  # one way, in each direction: a round trip takes twice as long
-    mbit: float | None = None  # each way, shared by all connections; None for no limit
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.delay_ms <= MAX_DELAY_MS:
-            raise InvalidRequest(f"delay_ms is 0 to {MAX_DELAY_MS}: got {self.delay_ms:g}")
-        if self.mbit is not None and not self.mbit > 0:
-            raise InvalidRequest(f"mbit is above 0: got {self.mbit:g}")
-
-
-NO_LINK = LinkShape()
-
-
-class _Direction:
-    """One direction of the link, with a bandwidth that all connections share."""
-
-    def __init__(self, shape: LinkShape) -> None:
-        self._delay = shape.delay_ms / 1e3
-        self._byte_seconds = 0.0 if shape.mbit is None else 8 / (shape.mbit * 1e6)
-        self._free = 0.0  # time at which all bytes so far have been sent
-
-    async def carry(self, source: StreamReader, sink: StreamWriter, opened: float) -> None:
-        """Forward the bytes of a connection in order, and then its end of file. Nothing is sent
-        before the time `opened`.
-        """
-        loop, arrival, data = asyncio.get_running_loop(), 0.0, b"-"
-        while data:
-            data = await source.read(_CHUNK)
-            sent = max(self._free, loop.time(), opened)
-            self._free = sent + len(data) * self._byte_seconds
-            arrival = max(self._free + self._delay, arrival + _APART)
-            if data:
-                loop.call_at(arrival, sink.write, data)
-        await asyncio.sleep(arrival - loop.time())
-        sink.write_eof()
-
-
 class _Link:
-    """The connections of a link."""
+    """The connections of a link. delay: seconds, one way"""
 
-    def __init__(self, to: Address, shape: LinkShape) -> None:
-        self._to, self._delay = to, shape.delay_ms / 1e3
-        self._up, self._down = _Direction(shape), _Direction(shape)
+    def __init__(self, to: Address, delay: float) -> None:
+        self._to, self._delay = to, delay
         self._connections: set[asyncio.Task[None]] = set()
 
     def accept(self, reader: StreamReader, client: StreamWriter) -> None:
@@ -103,8 +59,8 @@ class _Link:
             answers, target = await asyncio.open_connection(*self._to, limit=_CHUNK)
             halves.append(target)
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._up.carry(reader, target, accepted + 2 * self._delay))
-                tasks.create_task(self._down.carry(answers, client, accepted + 3 * self._delay))
+                tasks.create_task(self._forward(reader, target, accepted + 2 * self._delay))
+                tasks.create_task(self._forward(answers, client, accepted + 3 * self._delay))
             for half in halves:
                 half.close()
         except* OSError:  # one end disconnected; the other notices after the link's delay
@@ -116,10 +72,23 @@ class _Link:
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                     half.transport.abort()
 
+    async def _forward(self, source: StreamReader, sink: StreamWriter, opened: float) -> None:
+        """Forward the bytes of a direction in order, and then its end of file. Nothing is sent
+        before the time `opened`.
+        """
+        loop, arrival, data = asyncio.get_running_loop(), 0.0, b"-"
+        while data:
+            data = await source.read(_CHUNK)
+            arrival = max(max(loop.time(), opened) + self._delay, arrival + _APART)
+            if data:
+                loop.call_at(arrival, sink.write, data)
+        await asyncio.sleep(arrival - loop.time())
+        sink.write_eof()
 
-async def _serve(listen: Address, to: Address, shape: LinkShape) -> None:
+
+async def _serve(listen: Address, to: Address, delay: float) -> None:
     """Run a link until SIGTERM. Raises InvalidRequest if the address is in use."""
-    loop, stopped, link = asyncio.get_running_loop(), asyncio.Event(), _Link(to, shape)
+    loop, stopped, link = asyncio.get_running_loop(), asyncio.Event(), _Link(to, delay)
     try:
         server = await asyncio.start_server(link.accept, *listen, limit=_CHUNK)
     except OSError as error:
@@ -132,42 +101,47 @@ async def _serve(listen: Address, to: Address, shape: LinkShape) -> None:
     await stopped.wait()  # the loop's end cancels the connections
 
 
-class ShapedLink(NamedTuple):
-    """A running link: the address to connect to, and a function that breaks all connections."""
+class EmulatedLink(NamedTuple):
+    """A running link: the address to connect to, and its process."""
 
     address: str  # HOST:PORT
-    cut: Callable[[], None]
+    pid: int
+
+    def cut(self) -> None:
+        """Break all connections."""
+        os.kill(self.pid, signal.SIGUSR1)
 
 
 @contextmanager
-def shaped_link(
-    to: str, shape: LinkShape = NO_LINK, listen: str = "127.0.0.1:0"
-) -> Iterator[ShapedLink]:
+def emulated_link(
+    to: str, delay_ms: float = 0.0, listen: str = "127.0.0.1:0"
+) -> Iterator[EmulatedLink]:
     """Run a link from `listen` to `to`, both HOST:PORT, in a process that ends with this context
     and ignores Ctrl-C. Raises Unavailable if it does not start.
+
+    delay_ms: one way, in each direction: a round trip takes twice as long
     """
     from outrider.target.spawn import listening  # imports models, which the link's process omits
 
-    words = [to, listen, str(shape.delay_ms), str(shape.mbit or 0)]
+    words = [to, listen, str(delay_ms)]
     with listening("link", [sys.executable, "-m", "outrider.measure.link", *words]) as link:
-        yield ShapedLink(link.address, lambda: os.kill(link.pid, signal.SIGUSR1))
+        yield EmulatedLink(link.address, link.pid)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run a link until a signal ends it. Returns 0.
 
-    arguments: address of the target, address to listen on, delay in ms each way, Mbit/s or 0
+    arguments: address of the target, address to listen on, delay in ms each way
     """
 
     def link() -> int:
         to, listen = map(parse_address, arguments[:2])
-        delay, mbit = map(float, arguments[2:])
         end_with_input()
         # epoll would wake up as much as a millisecond late
         with asyncio.Runner(
             loop_factory=lambda: asyncio.SelectorEventLoop(SelectSelector())
         ) as run:
-            run.run(_serve(listen, to, LinkShape(delay, mbit or None)))
+            run.run(_serve(listen, to, float(arguments[2]) / 1e3))
         return 0
 
     return run_command(link, debug=False)

@@ -1,5 +1,5 @@
-"""Plots a run: speed-up by link and kind, acceptance by depth, and forward-pass times by nodes.
-matplotlib is the optional extra `plots`.
+"""Plots a run: speed-up by link and kind, and acceptance by depth. matplotlib is the optional extra
+`plots`.
 """
 
 from __future__ import annotations
@@ -7,28 +7,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from inference.errors import require
-from outrider.measure.arms import AGAIN
 from outrider.measure.figures import Row
+from outrider.measure.run import AGAIN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _LETTERS_PER_INCH = 14  # of a title
 
-Times: TypeAlias = Sequence[tuple[int, int, float]]
-"""Tuples of rows, nodes and seconds of a forward pass."""
 
-
-def draw(directory: Path, title: str, rows: Sequence[Row], times: Times) -> list[Path]:
+def draw(directory: Path, title: str, rows: Sequence[Row]) -> list[Path]:
     """Write a PNG file if any row has a speed-up. Returns the paths written. Raises MissingExtra
     without matplotlib.
-
-    times: forward passes of the target
     """
     require("plots", "a picture")
     from matplotlib.figure import Figure
@@ -36,12 +31,11 @@ def draw(directory: Path, title: str, rows: Sequence[Row], times: Times) -> list
     drawn = [row for row in rows if row.speed_up is not None]
     if not drawn:
         return []
-    picture = Figure(figsize=(18, 5), layout="constrained")
-    speeds, depths, widths = picture.subplots(1, 3)
+    picture = Figure(figsize=(12, 5), layout="constrained")
+    speeds, depths = picture.subplots(1, 2)
     _speed_ups(speeds, drawn)
     _acceptance(depths, drawn)
-    _times(widths, times)
-    picture.suptitle(fill(title, 18 * _LETTERS_PER_INCH), fontsize=8)
+    picture.suptitle(fill(title, 12 * _LETTERS_PER_INCH), fontsize=8)
     path = directory / "speeds.png"
     picture.savefig(path, dpi=120)
     return [path]
@@ -52,7 +46,6 @@ def _place(row: Row) -> str:
 
 
 def _speed_ups(axes: Axes, rows: Sequence[Row]) -> None:
-    """Plot speed-ups with intervals, a group of bars for each link and kind."""
     places, arms = list(dict.fromkeys(map(_place, rows))), list(dict.fromkeys(r.arm for r in rows))
     width = 0.8 / len(arms)
     for index, arm in enumerate(arms):
@@ -74,13 +67,3 @@ def _acceptance(axes: Axes, rows: Sequence[Row]) -> None:
         axes.plot(range(1, len(shares) + 1), shares, ".-", label=f"{row.arm}, {_place(row)}")
     axes.set(xlabel="depth", ylabel="share of forward passes that accepted it")
     axes.legend(fontsize=8)
-
-
-def _times(axes: Axes, times: Times) -> None:
-    """Plot times of the target's forward passes by nodes, a line for each number of rows."""
-    for count in sorted({rows for rows, _, _ in times}):
-        points = sorted((nodes, 1e3 * seconds) for rows, nodes, seconds in times if rows == count)
-        axes.plot(*zip(*points, strict=True), ".-", label=f"{count} rows")
-    axes.set(xlabel="nodes of a forward pass of the target", ylabel="ms")
-    if times:
-        axes.legend(fontsize=8)

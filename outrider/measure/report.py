@@ -16,11 +16,11 @@ from inference.command import say
 from inference.cost.billing import PER_MILLION, Figure, Quality
 from inference.errors import MissingExtra
 from inference.files.writing import write_whole
-from outrider.measure.arms import AGAIN, BASELINE, HYBRID, command
 from outrider.measure.figures import COSTS, MIN_TEXTS, Percentiles, Row, totals
 from outrider.measure.journal import Journal
-from outrider.measure.plots import Times, draw
-from outrider.terminal.tables import aligned
+from outrider.measure.plots import draw
+from outrider.measure.run import AGAIN, BASELINE, HYBRID, command
+from outrider.terminal.summary import aligned
 
 WIDTH = 100
 NOTE = (
@@ -30,7 +30,6 @@ NOTE = (
 
 
 def _p50(seconds: Percentiles | None, form: str) -> str:
-    """Format the median in milliseconds, or - if there is none."""
     return "-" if seconds is None else format(seconds.p50 * 1e3, form)
 
 
@@ -148,7 +147,6 @@ class Report:
 
     remarks: sentences that help to judge the figures
     below: lines to print below the table
-    times: forward-pass times to plot; if empty, the times that the target reported
     data: additional fields of the JSON file
     """
 
@@ -157,7 +155,6 @@ class Report:
     run: Journal
     remarks: Sequence[str] = ()
     below: Sequence[str] = ()
-    times: Times = ()
     data: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -232,8 +229,7 @@ class Report:
             return
         directory.mkdir(parents=True, exist_ok=True)
         try:
-            times = self.times or self.run.starts[-1]["times"]
-            plots = draw(directory, self.title, self.rows, times)
+            plots = draw(directory, self.title, self.rows)
         except MissingExtra as error:
             plots = []
             say(f"no plots: {error}")
@@ -272,7 +268,6 @@ def _operating_point(run: Journal) -> Iterator[str]:
 
 
 def _noise(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the interval of target-only over itself, if it was measured."""
     if noise := [row.noise for row in rows if row.arm == AGAIN and row.noise]:
         low, high = min(span.low for span in noise), max(span.high for span in noise)
         yield (

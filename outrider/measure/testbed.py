@@ -15,12 +15,11 @@ from inference.planner.prices import TUNING
 from outrider.client.client import Client, find_client_draft, open_client
 from outrider.client.drafting import read_policy
 from outrider.draft_methods import FoundDraft
-from outrider.measure.arms import AGAIN, Arm, client_arm
-from outrider.measure.environment import start_record
-from outrider.measure.journal import Journal
-from outrider.measure.link import NO_LINK, LinkShape, shaped_link
+from outrider.measure.journal import Journal, start_record
+from outrider.measure.link import emulated_link
+from outrider.measure.run import AGAIN, Arm, client_arm
 from outrider.measure.verbs.options import Flags, LinkedOptions, RunOptions
-from outrider.models.capacity import Capacity
+from outrider.models.found_model import Capacity
 from outrider.options.draft_flags import BESIDE, NONE
 from outrider.options.groups import DeviceOptions
 from outrider.options.network import ConnectionOptions
@@ -49,14 +48,14 @@ def target_of(
     with a draft on its device if an arm needs that.
     """
     if options.elsewhere:
-        yield options.connection, None
+        yield options, None
         return
     role, flags = "target", dict[str, object]()
     if any(BESIDE in arm.get("draft", options.draft) for arm in arms.values()):
         role = "fused_target"
         flags = {"draft_model": options.draft_model, "draft": options.method and options.draft}
     with start(options, role, **flags) as target:
-        yield options.connection.replace(target_host=target.address), target
+        yield ConnectionOptions(target_host=target.address), target
 
 
 @dataclass(frozen=True)
@@ -113,14 +112,17 @@ class ArmSet:
 
     @contextmanager
     def opened(
-        self, journal: Journal, connection: ConnectionOptions, link: LinkShape = NO_LINK
+        self, journal: Journal, connection: ConnectionOptions, delay_ms: float = 0.0
     ) -> Iterator[tuple[Client, list[Arm]]]:
-        """Open all arms over a link; record the start. Yields target-only's client and the arms."""
+        """Open all arms over a link; record the start. Yields target-only's client and the arms.
+
+        delay_ms: of the link, one way
+        """
         with ExitStack() as stack:
             route = connection
-            if link != NO_LINK:
-                address = stack.enter_context(shaped_link(connection.addresses, link)).address
-                route = connection.replace(target=None, target_host=address)
+            if delay_ms:
+                link = stack.enter_context(emulated_link(connection.addresses, delay_ms))
+                route = connection.replace(target=None, target_host=link.address)
             roles = {name: self.role(route, flags) for name, flags in self.arms.items()}
             find, clients, left_out = _finder([*roles.values()]), dict[str, Client](), {}
             for name, role in roles.items():

@@ -5,17 +5,74 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self
 
+import inference
 from inference.backends import Model
+from inference.command import say
+from inference.errors import UnsupportedModel
 from inference.model.checkpoints.config import allowed_length
+from inference.model.checkpoints.hub import find_model, is_gguf
+from inference.model.checkpoints.weight_files import unread_files
 from inference.text.tokenizer import Tokenizer
-from outrider.models.capacity import Capacity
 from outrider.models.machine import Conditions
 from outrider.options.groups import DeviceOptions
 
 if TYPE_CHECKING:
     import torch
+
+
+class Capacity(NamedTuple):
+    """Capacity of a loaded model: concurrent sequences, and the tokens of each."""
+
+    rows: int
+    sequence_length: int  # prompt and output together
+    spare: int  # further slots of each row, for trees of candidates
+    max_nodes: int  # per forward pass
+    ids: int | None = None  # only ids below this are proposed; None: all the tokenizer's
+
+    def vocabulary(self, vocabulary: int) -> int:
+        """Return how many of a tokenizer's ids get probabilities."""
+        return vocabulary if self.ids is None else min(vocabulary, self.ids)
+
+    @property
+    def slots(self) -> int:
+        """Slots of a row: its sequence and the spare ones."""
+        return self.sequence_length + self.spare
+
+
+EMBEDDED = Path(inference.__file__).parent / "data"
+
+
+def find_directory(name: str | None, embedded: str, *, weights: bool = True) -> Path:
+    """Find a model's directory by its path or hub name; without a name, the directory of the
+    embedded model of this kind.
+
+    weights: whether weights are needed
+    """
+    if name is None:
+        return EMBEDDED / embedded
+    if is_gguf(name):
+        raise UnsupportedModel(f"{name} is a GGUF file: a checkpoint in safetensors is needed here")
+    path = Path(name)
+    if path.is_dir() and any(path.glob("*.gguf")) and not any(path.glob("*.safetensors")):
+        raise UnsupportedModel(f"{name} holds weights as GGUF only: name the file itself")
+    return find_model(name, weights=weights)
+
+
+def note_unread(directory: Path) -> None:
+    """Report weight files in a model's directory that are not read."""
+    if names := unread_files(directory):
+        say(f"note: {directory}: ignored, not weights of the model: {', '.join(names[:8])}")
+
+
+def find_tokenizer(name: str | None, embedded: str) -> Tokenizer:
+    """Find the tokenizer of a model, for a client that loads no model."""
+    if name is not None and is_gguf(name):
+        from outrider.models.other_libraries import gguf_tokenizer
+
+        return gguf_tokenizer(Path(name))
+    return Tokenizer(find_directory(name, embedded, weights=False))
 
 
 class LoadedModel(Model, Protocol):

@@ -6,18 +6,27 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from inference.command import say
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from inference.command import has_display, say
 from inference.errors import InvalidRequest, UnknownArchitecture
 from inference.model.checkpoints.config import ModelConfig, read_config
 from inference.model.checkpoints.hub import is_gguf, split_revision
 from inference.text.tokenizer import Tokenizer
-from outrider.models.capacity import Capacity
-from outrider.models.directories import find_directory, note_unread
-from outrider.models.found_model import FoundModel, LoadedModel
-from outrider.models.loading_status import loading_status
+from outrider.models.found_model import (
+    Capacity,
+    FoundModel,
+    LoadedModel,
+    find_directory,
+    note_unread,
+)
+from outrider.models.machine import size_words
 from outrider.options.groups import (
     DeviceOptions,
     LegacyOptions,
@@ -32,8 +41,42 @@ if TYPE_CHECKING:
 
     from inference.backends.eager import EagerModel
     from inference.backends.neuron.legacy import LegacyNeuronModel
+    from inference.model.checkpoints.checkpoint import Loading
     from inference.model.decoder import Decoder
     from inference.model.layer_offload import Offload
+
+LARGE = 200e6
+"""Bytes from which on a model's loading is announced where no progress can be shown."""
+
+
+@contextmanager
+def loading_status(name: str) -> Iterator[Callable[[Loading], None]]:
+    """Show the bytes read and the time left, on a terminal that nothing else uses. Elsewhere print
+    one line at the beginning, for a large model only.
+    """
+    console = Console(stderr=True)
+    drawn = console.is_terminal and not console.is_dumb_terminal and not has_display()
+    columns = (TextColumn("loading {task.description}", markup=False), BarColumn(bar_width=24))
+    with Progress(
+        *columns,
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+        disable=not drawn,
+    ) as progress:
+        task = progress.add_task(name, total=None)
+
+        def report(loading: Loading) -> None:
+            if loading.bytes_read == 0 and loading.size > LARGE and not drawn:
+                files = f"{loading.files} files, " * (loading.files > 1)
+                say(f"loading {name}: {files}{size_words(loading.size)}")
+            progress.update(task, completed=loading.bytes_read, total=loading.size)
+
+        yield report
+
 
 PREFILL_NODES = 256  # prompt tokens in one forward pass
 
@@ -61,7 +104,7 @@ class Checkpoint(FoundModel):
         fixed = self.embedded or self.offload or options.dtype or self.quantization
         if fixed or options.device.startswith("neuron"):
             return self
-        from outrider.models.precision import find_compute_type
+        from outrider.models.devices import find_compute_type
 
         picked = find_compute_type(self.name, self.directory, options, drafts=drafts)
         if picked is None:
@@ -149,7 +192,7 @@ def find_named(
     weights: whether weights are needed
     """
     if name is not None and is_gguf(name):
-        from outrider.models.gguf_file import GgufFile
+        from outrider.models.other_libraries import GgufFile
 
         if backend is not None:
             raise InvalidRequest(f"--backend {backend}: {name} is a GGUF file, for llama.cpp")
@@ -160,7 +203,7 @@ def find_named(
         except UnknownArchitecture:
             if backend is not None:
                 raise
-    from outrider.models.library_checkpoint import LibraryCheckpoint
+    from outrider.models.other_libraries import LibraryCheckpoint
 
     directory = find_directory(name, embedded, weights=weights)
     return LibraryCheckpoint.find(_model_name(name, embedded), directory)
@@ -174,7 +217,6 @@ def find_checkpoint(name: str | None, embedded: str, *, weights: bool = True) ->
 
 
 def _model_name(name: str | None, embedded: str) -> str:
-    """Return a model's name without its revision."""
     return split_revision(name or f"outrider-embedded-{embedded}")[0]
 
 

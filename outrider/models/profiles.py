@@ -22,9 +22,9 @@ from inference.planner.profiling import (
 )
 from inference.times import Table, Times
 from inference.times_file import StoredTimes
+from outrider.installation import outrider_version
 from outrider.models.found_model import FoundModel, LoadedModel
 from outrider.options.groups import MeasureOptions
-from outrider.version import outrider_version
 
 if TYPE_CHECKING:
     from inference.engine.engine import Engine

@@ -1,3 +1,3 @@
-"""Flags of the roles: groups.py, draft_flags.py and network.py declare flags, roles.py lists those
-of each role, and parsing.py reads a command line.
+"""Flags of the roles: groups.py, draft_flags.py and network.py declare flags, roles.py combines
+them, and commands.py reads a command line.
 """

@@ -2,7 +2,7 @@
 
 To add a kind of draft model, add a row to METHODS and a file to outrider/draft_methods. To add a
 preset, add a row to PRESETS, and use the preset in the architecture that measures it
-(ARCHITECTURES in outrider/measure/arms.py).
+(ARCHITECTURES in outrider/measure/run.py).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Groups of flags about models, text generation and prices. roles.py combines groups into roles;
-draft_flags.py and network.py declare the other groups.
+"""Groups of flags about models, text generation and prices, and the rules of all roles' flags.
+roles.py combines groups into roles; draft_flags.py and network.py declare the other groups.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions
-from inference.flags.group import Alias, Group, Metavar
+from inference.flags.group import Alias, FlagRule, Group, Metavar
 from inference.flags.values import (
     Amount,
     Count,
@@ -20,7 +20,6 @@ from inference.flags.values import (
     File,
     ModelName,
     Name,
-    Share,
     Usd,
     Watts,
 )
@@ -69,7 +68,7 @@ PrecisionChoice: TypeAlias = Annotated[
     Literal["float32", "bfloat16", "float16", "auto"] | None,
     AfterValidator(lambda value: None if value == "auto" else value),
 ]
-"""A Precision, or None (also for auto), for which outrider/models/precision.py picks one."""
+"""A Precision, or None (also for auto), for which outrider/models/devices.py picks one."""
 
 Quantization = Literal["int8", "int4"]
 Objective = Literal[
@@ -239,16 +238,10 @@ class PriceOptions(HourlyOptions):
     """AWS region of --instance"""
     spot: bool = False
     """use the spot price of --instance instead of the on-demand price"""
-    no_live: bool = False
-    """use bundled prices; do not query AWS"""
-    target_share: Share = 1.0
-    """fraction of the target's price to charge: 1/n if n such sessions share the target"""
     usd_per_kwh: Usd | None = None
     """electricity price of this machine, in USD per kWh"""
-    usd_per_gb_up: Usd | None = None
-    """price of traffic to the target, in USD per GB"""
-    usd_per_gb_down: Usd | None = None
-    """price of traffic from the target, in USD per GB"""
+    usd_per_gb: Usd | None = None
+    """price of traffic to and from the target, in USD per GB"""
     draft_watts: Watts | None = None
     """power draw of this machine while drafting, in watts"""
     target_watts: Watts | None = None
@@ -256,7 +249,7 @@ class PriceOptions(HourlyOptions):
 
 
 class GoalOptions(PriceOptions):
-    """The goal of drafting: a quantity to minimize, or a limit."""
+    """The goal of drafting: a quantity to minimize, and its weight against speed."""
 
     objective: Objective | None = None
     """quantity that counts as cost (default: total_cost if all its prices are known, else
@@ -265,18 +258,41 @@ class GoalOptions(PriceOptions):
     """trade-off of cost and speed: tps, balanced, cost or 0 to 100"""
     min_tps: Annotated[float, Gt(0)] | None = None
     """minimum tokens per second; cost is minimized at that speed or above"""
-    max_usd_per_1m: Amount | None = None
-    """maximum USD per million tokens; speed is maximized within this limit"""
-    max_joules_per_token: Annotated[float, Gt(0), Metavar("J")] | None = None
-    """maximum joules per token; speed is maximized within this limit"""
     max_usd: Amount | None = None
     """spending limit of the run, in USD; the run then ends with the output so far"""
 
-    @model_validator(mode="after")
-    def _one_goal(self) -> Self:
-        limits = [name for name in self.changed(GoalOptions, "max_usd") if name.startswith("--m")]
-        if limits and read_knob(self.cs):
-            raise ValueError(
-                f"--cs weighs speed against cost, {limits[0]} is a limit that decides it: give one"
-            )
-        return self
+
+ROUNDS = "gamma tree_nodes tree_depth"
+
+RULES: tuple[FlagRule, ...] = (
+    FlagRule("tensor_parallel", needs="device=neuron-legacy"),
+    FlagRule("layer_offload", excludes="artifact device=neuron*", why="it is for a checkpoint"),
+    FlagRule(
+        "backend=transformers",
+        excludes="artifact layer_offload device=neuron* draft_quantization",
+        why="the library computes a whole checkpoint, on cpu or cuda",
+    ),
+    FlagRule("measure_first", excludes="emulate", why="it states times"),
+    FlagRule("tls_cert", needs="tls_key"),
+    FlagRule("tls_key", needs="tls_cert"),
+    FlagRule("http_cert", needs="http_key"),
+    FlagRule("http_key", needs="http_cert"),
+    FlagRule("token_file", excludes="keys_file", why="one key for all, or one each"),
+    FlagRule("draft_quantization", needs="draft=*model*"),
+    FlagRule("gamma", excludes="tree_nodes tree_depth", why="--gamma drafts a chain"),
+    FlagRule(
+        ROUNDS,
+        excludes="draft=copy draft=none draft=*beside*",
+        why="rounds are those of a draft model",
+    ),
+    FlagRule(
+        ROUNDS,
+        excludes="cs objective min_tps",
+        why="those are of a draft that never waits",
+    ),
+    FlagRule("min_tps", excludes="cs", why="cost counts as far as that speed allows"),
+    FlagRule("schema", excludes="regex", why="a text has one form"),
+    FlagRule("instance", excludes="usd_per_hour", why="both price the target"),
+    FlagRule("region spot", needs="instance", why="it says how that is priced"),
+)
+"""Flags of the roles that exclude each other, or that need another flag."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
@@ -10,11 +11,16 @@ from pydantic import AfterValidator, model_validator
 
 from grpc_comm.client.named_targets import read_target
 from grpc_comm.transport import DNS, Address, Endpoint, parse_address
+from inference.errors import InvalidRequest
 from inference.flags.group import Group, Metavar
 from inference.flags.values import File, Host, Name, Port, Seconds, Words
 
 if TYPE_CHECKING:
     from grpc_comm.security import SecurityOptions
+
+
+SYSTEM = "system"
+"""Value of a client's --tls_ca for the system's certificate authorities."""
 
 
 class PortOptions(Group, title="network"):
@@ -30,8 +36,8 @@ class TlsOptions(Group, title="security"):
     tls_key: File | None = None
     """private key of --tls_cert"""
     tls_ca: File | None = None
-    """CA certificate to verify the peer with; a target with --tls_ca also requires clients to
-    present a certificate"""
+    """CA certificate to verify the peer with, for a client also `system` for the system's
+    certificate authorities; a target with --tls_ca requires clients to present a certificate"""
     token_file: File | None = None
     """file with the bearer token on its first line"""
     insecure: bool = False
@@ -39,12 +45,14 @@ class TlsOptions(Group, title="security"):
 
     @property
     def security(self) -> SecurityOptions:
-        """The files for gRPC's security. Only a target has --keys_file, and only a client --tls."""
+        """The files for gRPC's security. Only a target has --keys_file."""
         from grpc_comm.security import SecurityOptions  # needs gRPC, which help does not
 
         names = ("tls_cert", "tls_key", "tls_ca", "token_file", "keys_file")
-        files = {name: Path(value) for name in names if (value := getattr(self, name, None))}
-        return SecurityOptions(**files, tls=getattr(self, "tls", False), insecure=self.insecure)
+        files: dict[str, Any] = {
+            name: Path(value) for name in names if (value := getattr(self, name, None))
+        }
+        return SecurityOptions(**files, insecure=self.insecure)
 
 
 class ConnectionOptions(TlsOptions, PortOptions, title="network"):
@@ -60,8 +68,18 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
     """seconds to keep retrying a full or unreachable target"""
     model_name: Name | None = None
     """model to use at a target that serves several (default: the first)"""
-    tls: bool = False
-    """use TLS with the system's certificate authorities"""
+
+    @property
+    def trusts_system(self) -> bool:
+        """Whether the system's certificate authorities verify the target."""
+        return self.tls_ca == SYSTEM
+
+    @property
+    def security(self) -> SecurityOptions:
+        """The files for gRPC's security."""
+        if self.trusts_system:
+            return replace(self.replace(tls_ca=None).security, tls=True)
+        return super().security
 
     @property
     def endpoints(self) -> list[Endpoint]:
@@ -161,19 +179,32 @@ class SessionOptions(Group, title="network"):
     """let sessions reuse prompts that were cached for another client's key"""
 
 
-class ListeningOptions(KeysOptions, TlsOptions, PortOptions, HostOptions, title="network"):
+class ListeningOptions(
+    KeysOptions, TlsOptions, SessionOptions, PortOptions, HostOptions, title="network"
+):
     """The address on which a target listens, and its sessions."""
 
-    sessions: SessionOptions = SessionOptions()
+
+def _metrics(place: str) -> str:
+    """Check a value of --metrics_port. Raises ValueError."""
+    try:
+        return str(parse_address(place if ":" in place else f"127.0.0.1:{place}"))
+    except InvalidRequest as error:
+        raise ValueError("a port from 0 to 65535, or HOST:PORT, is needed") from error
 
 
 class ObservingOptions(Group, title="observing"):
     """Metrics and log of a target."""
 
-    metrics_port: Port | None = None
-    """port for Prometheus metrics and /healthz; 0 picks a free port"""
-    metrics_host: Host = "127.0.0.1"
-    """address to serve metrics on"""
+    metrics_port: Annotated[str, AfterValidator(_metrics), Metavar("[HOST:]PORT")] | None = None
+    """port for Prometheus metrics and /healthz on this machine, or HOST:PORT to serve them to
+    others; 0 picks a free port"""
+
+    @property
+    def metrics(self) -> Address | None:
+        """The address of the metrics; None to serve none."""
+        return None if self.metrics_port is None else parse_address(self.metrics_port)
+
     log: Literal["text", "json"] = "text"
     """format of the log on stderr: text (only warnings and errors), or json (JSON lines, also for
     each session's start and end)"""

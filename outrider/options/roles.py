@@ -1,70 +1,26 @@
-"""The roles. Each inherits the flags of its groups, or has as a field a group that functions take.
-
-Flags of the last base class come first. To add a role, add a row to outrider/options/verbs.py too.
+"""The roles. Each inherits the flags of its groups; flags of the last base class come first. To add
+a role, add it to ROLES, and a row to outrider/cli.py and to GROUPS in commands.py.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from grpc_comm.transport import Address
-from inference.cost.billing import COSTS, ENERGIES
 from inference.errors import PACKAGES, is_installed, require
 from inference.flags.group import FlagRule
-from inference.flags.values import Directory, File, Name
+from inference.flags.values import Directory, File, ModelName, Name
 from inference.model.checkpoints.hub import is_gguf
 from outrider.options import draft_flags, groups, network
 from outrider.options.draft_flags import METHODS
-
-OBJECTIVES_BUT = {
-    "max_usd_per_1m": " ".join(f"objective={name}" for name in (*ENERGIES, "latency")),
-    "max_joules_per_token": " ".join(f"objective={name}" for name in (*COSTS, "latency")),
-}
-ROUNDS = "gamma tree_nodes tree_depth"
-LIMITS = "min_tps max_usd_per_1m max_joules_per_token"
-
-RULES = (
-    FlagRule("tensor_parallel", needs="device=neuron-legacy"),
-    FlagRule("layer_offload", excludes="artifact device=neuron*", why="it is for a checkpoint"),
-    FlagRule(
-        "backend=transformers",
-        excludes="artifact layer_offload device=neuron* draft_quantization",
-        why="the library computes a whole checkpoint, on cpu or cuda",
-    ),
-    FlagRule("measure_first", excludes="emulate", why="it states times"),
-    FlagRule("tls_cert", needs="tls_key"),
-    FlagRule("tls_key", needs="tls_cert"),
-    FlagRule("http_cert", needs="http_key"),
-    FlagRule("http_key", needs="http_cert"),
-    FlagRule("token_file", excludes="keys_file", why="one key for all, or one each"),
-    FlagRule("metrics_host", needs="metrics_port"),
-    FlagRule("draft_quantization", needs="draft=*model*"),
-    FlagRule("gamma", excludes="tree_nodes tree_depth", why="--gamma drafts a chain"),
-    FlagRule(
-        ROUNDS,
-        excludes="draft=copy draft=none draft=*beside*",
-        why="rounds are those of a draft model",
-    ),
-    FlagRule(
-        ROUNDS,
-        excludes=f"cs objective {LIMITS}",
-        why="those are of a draft that never waits",
-    ),
-    FlagRule("schema", excludes="regex", why="a text has one form"),
-    FlagRule("instance", excludes="usd_per_hour", why="both price the target"),
-    FlagRule("region spot no_live", needs="instance", why="it says how that is priced"),
-    FlagRule(LIMITS, excludes=LIMITS, why="one limit at a time"),
-    *(FlagRule(limit, excludes=excluded) for limit, excluded in OBJECTIVES_BUT.items()),
-)
-"""Flags of the roles that exclude each other, or that need another flag."""
 
 
 class Role(groups.GeneralOptions):
     """Base of every role."""
 
-    RULES: ClassVar = RULES
+    RULES: ClassVar = groups.RULES
     EXTRA: ClassVar[str] = ""
     """The optional extra of pip that the role needs; empty for none."""
     role: str = ""
@@ -94,7 +50,7 @@ class ServingRole(
 ):
     """Options of the roles that serve a target."""
 
-    RULES: ClassVar = (*RULES, FlagRule("rtt", needs="emulate"))
+    RULES: ClassVar = (*groups.RULES, FlagRule("rtt", needs="emulate"))
     EXTRA: ClassVar = "torch"
     models: File | None = None
     """JSON file of further models to serve, each loaded on its first request"""
@@ -139,11 +95,10 @@ class ClientRole(
     groups.MeasureOptions,
     groups.DeviceOptions,
     groups.QuantizationOptions,
+    network.ConnectionOptions,
+    groups.GoalOptions,
 ):
     """Options of the roles that draft on this machine and verify at a target."""
-
-    goal: groups.GoalOptions = groups.GoalOptions()
-    connection: network.ConnectionOptions = network.ConnectionOptions()
 
     def check_extra(self) -> None:
         options = self.computable
@@ -176,10 +131,8 @@ class SharedClientRole(groups.BatchOptions, ClientRole):
     """Options of clients that handle several requests at the same time."""
 
 
-class TextRole(Role):
+class TextRole(Role, groups.TextOptions):
     """Options of the roles that generate text from prompts."""
-
-    text: groups.TextOptions = groups.TextOptions()
 
 
 class DraftRole(groups.BaselineOptions, TextRole, SharedClientRole, title="text"):
@@ -190,7 +143,7 @@ class DraftRole(groups.BaselineOptions, TextRole, SharedClientRole, title="text"
     role: Literal["draft"] = "draft"
 
 
-class ChatRole(ClientRole, title="text"):
+class ChatRole(ClientRole, groups.SamplingOptions, title="text"):
     """chat in the terminal"""
 
     COMMON: ClassVar = (
@@ -198,7 +151,6 @@ class ChatRole(ClientRole, title="text"):
         *("model", "draft", "cs", "max_usd", *TO_A_TARGET),
     )
     role: Literal["chat"] = "chat"
-    text: groups.SamplingOptions = groups.SamplingOptions()
 
 
 class EndpointRole(network.HttpOptions, SharedClientRole):
@@ -213,7 +165,7 @@ class EndpointRole(network.HttpOptions, SharedClientRole):
                 f"--http_host {self.http_host} is reached by others: give --api_keys FILE, or "
                 "listen on 127.0.0.1"
             )
-        if self.http_cert is None and not self.connection.insecure:
+        if self.http_cert is None and not self.insecure:
             raise ValueError(
                 f"--http_host {self.http_host} without TLS shows keys and texts to the network: "
                 "give --http_cert and --http_key, or --insecure"
@@ -268,13 +220,16 @@ class UpRole(EndpointRole):
 
 
 class FusedClientRole(
-    groups.BaselineOptions, groups.BatchOptions, groups.TargetModelOptions, TextRole
+    groups.BaselineOptions,
+    groups.BatchOptions,
+    groups.TargetModelOptions,
+    TextRole,
+    network.ConnectionOptions,
 ):
     """generate text with a fused target, without loading a model"""
 
     COMMON: ClassVar = (*PROMPTED, "baseline", "model", *TO_A_TARGET)
     role: Literal["fused_client"] = "fused_client"
-    connection: network.ConnectionOptions = network.ConnectionOptions()
 
 
 class VerifyTargetRole(
@@ -303,3 +258,67 @@ class VerifyDraftRole(
     COMMON: ClassVar = (*PROMPTED, "model", "device", "dtype", "draft_quantization")
     EXTRA: ClassVar = "torch"
     role: Literal["verify_draft"] = "verify_draft"
+
+
+class MakeCertRole(Role, network.HostOptions, title="security"):
+    """create a self-signed certificate for a target"""
+
+    COMMON: ClassVar = ("host", "out")
+    role: Literal["cert"] = "cert"
+    out: Directory = "certificates"
+    """directory for the certificate and its keys"""
+
+
+class MakeKeyRole(Role, title="security"):
+    """create a client's key and print its token once"""
+
+    COMMON: ClassVar = ("name", "keys_file")
+    role: Literal["keys"] = "keys"
+    name: Name
+    """name of the client"""
+    keys_file: File
+    """file of clients' keys, to which the new key is added"""
+
+
+class PullRole(Role, title="models and devices"):
+    """download a model from the hub, or resume a download"""
+
+    COMMON: ClassVar = ("name",)
+    BARE: ClassVar = "name"
+    role: Literal["pull"] = "pull"
+    name: ModelName
+    """hub name or directory of the model"""
+
+
+class ListRole(Role, title="models and devices"):
+    """list local models and the pairs among them"""
+
+    COMMON: ClassVar = ("directory", "json")
+    role: Literal["list"] = "list"
+    directory: Directory | None = None
+    """further directories to search, as A,B"""
+    as_json: bool = Field(default=False, alias="json")
+    """one JSON object on stdout"""
+
+
+class DoctorRole(Role, network.ConnectionOptions, groups.DeviceOptions, groups.QuantizationOptions):
+    """check this machine, the target, the link and AWS credentials"""
+
+    COMMON: ClassVar = ("model", "device", *TO_A_TARGET, "health", "json")
+    role: Literal["doctor"] = "doctor"
+    health: bool = False
+    """only check that the target accepts sessions; with --tls_cert and no other TLS flag, only that
+    certificate is trusted"""
+    as_json: bool = Field(default=False, alias="json")
+    """one JSON object on stdout"""
+
+
+ROLES: dict[str, type[Role]] = {
+    model.model_fields["role"].default: model
+    for model in (
+        *(TargetRole, DraftRole, ChatRole, ServeRole, UpRole, FusedTargetRole, FusedClientRole),
+        *(VerifyTargetRole, VerifyDraftRole, PullRole, ListRole, DoctorRole, MakeCertRole),
+        MakeKeyRole,
+    )
+}
+"""Every role by its name, the value of --role."""

@@ -22,7 +22,7 @@ from inference.text.grammar import Grammars
 from inference.text.tokenizer_settings import TokenizerSettings
 from inference.times import Table, Times
 from outrider.draft_methods import find_draft
-from outrider.models.capacity import Capacity
+from outrider.models.found_model import Capacity
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.profiles import user_profiles
 from outrider.options.groups import DraftModelOptions, QuantizationOptions

@@ -15,9 +15,9 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import model_validator
+from pydantic import AfterValidator, model_validator
 
 from grpc_comm.server.hosted import Carrier, HostedTarget, await_routes
 from grpc_comm.transport import MAX_MESSAGE_BYTES, Address
@@ -25,18 +25,24 @@ from inference.command import say
 from inference.errors import InvalidRequest, require
 from inference.files.artifact import read_manifest
 from inference.flags.command_line import CommandOptions
-from inference.flags.group import flags_of
-from inference.flags.values import Count, Host, Port, Seconds
+from inference.flags.group import Metavar, flags_of
+from inference.flags.values import Counts, Host, Port, Seconds
 from outrider.options import groups, network
 from outrider.options.roles import TargetRole
 from outrider.processes import READY
 
 EXAMPLES = """examples:
   outrider deploy ray --replicas 2 --insecure                  two targets here, to try it
-  outrider deploy ray --replicas 2 --max_replicas 8 --artifact DIR --keys_file keys.json
+  outrider deploy ray --replicas 2,8 --artifact DIR --keys_file keys.json
 
 Ctrl-C stops the fleet. The ingress has no TLS: keep its port on this machine's network, behind a
 load balancer with a certificate, or a tunnel."""
+
+
+def _range(replicas: tuple[int, ...]) -> tuple[int, ...]:
+    if len(replicas) not in (1, 2) or replicas[0] > replicas[-1]:
+        raise ValueError("N or MIN,MAX is needed, such as 2 or 2,8")
+    return replicas
 
 
 class RayOptions(
@@ -47,10 +53,8 @@ class RayOptions(
     It needs pip install '.[ray]'. Each replica takes flags of `outrider target`.
     """
 
-    replicas: Count = 1
-    """minimum number of replicas"""
-    max_replicas: Count | None = None
-    """maximum number of replicas, added while open sessions exceed the rows"""
+    replicas: Annotated[Counts, AfterValidator(_range), Metavar("N_OR_MIN,MAX")] = (1,)
+    """number of replicas, or MIN,MAX to add some while open sessions exceed the rows"""
     host: Host = "127.0.0.1"
     """address for the ingress to listen on"""
     port: Port = 50051
@@ -62,16 +66,20 @@ class RayOptions(
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.max_replicas is not None and self.max_replicas < self.replicas:
-            raise ValueError(
-                f"--max_replicas {self.max_replicas} is below --replicas {self.replicas}"
-            )
         if self.keys_file is None and not self.insecure:
             raise ValueError(
                 "Ray's replicas listen on all addresses of their machines: give --keys_file FILE "
                 "(or --insecure, if the network is trusted)"
             )
         return self
+
+    @property
+    def min_replicas(self) -> int:
+        return self.replicas[0]
+
+    @property
+    def max_replicas(self) -> int:
+        return self.replicas[-1]
 
     @property
     def ingress(self) -> Address:
@@ -87,14 +95,14 @@ class RayOptions(
     @property
     def target(self) -> TargetRole:
         """The options of the target that each replica serves."""
-        shared = self.explicit().keys() & flags_of(TargetRole).keys() - {"host", "port", "debug"}
-        return TargetRole(**{name: getattr(self, name) for name in shared})
+        shared = flags_of(TargetRole).keys() - {"host", "port", "debug"}
+        return TargetRole(**self.explicit(shared))
 
 
 def run(options: RayOptions) -> int:
     """Start the fleet. If the cluster is local, serve until a signal."""
     start(options)
-    say(f"{READY}{options.ingress} ({options.replicas} replicas); Ctrl-C stops")
+    say(f"{READY}{options.ingress} ({options.min_replicas} replicas); Ctrl-C stops")
     if CLUSTER in os.environ:
         return 0
     signalled = threading.Event()
@@ -204,9 +212,9 @@ def stop() -> None:
 def _check_room(options: RayOptions) -> None:
     """Raise InvalidRequest if Ray would wait forever for processors or devices that are missing."""
     have = os.cpu_count() or 1
-    if options.replicas > have:
+    if options.min_replicas > have:
         raise InvalidRequest(
-            f"--replicas {options.replicas}: each takes a processor, and this machine has {have}; "
+            f"--replicas {options.min_replicas}: each takes a processor, this machine has {have}; "
             f"{CLUSTER} names a larger cluster"
         )
     if options.neuron_cores and not os.path.exists("/dev/neuron0"):
@@ -228,10 +236,9 @@ def _deployment(options: RayOptions) -> Any:
 
     from inference.engine.engine import MAX_QUEUED
 
-    max_replicas = options.max_replicas or options.replicas
     scaling = {
-        "min_replicas": options.replicas,
-        "max_replicas": max_replicas,
+        "min_replicas": options.min_replicas,
+        "max_replicas": options.max_replicas,
         "target_ongoing_requests": options.batch,
         "upscale_delay_s": SCALE_UP_SECONDS,
         "downscale_delay_s": SCALE_DOWN_SECONDS,
@@ -240,8 +247,8 @@ def _deployment(options: RayOptions) -> Any:
     }
     count: dict[str, Any] = (
         {"autoscaling_config": scaling}
-        if max_replicas > options.replicas
-        else {"num_replicas": options.replicas}
+        if options.max_replicas > options.min_replicas
+        else {"num_replicas": options.min_replicas}
     )
     actor: dict[str, Any] = {"num_cpus": 1}
     if options.neuron_cores:

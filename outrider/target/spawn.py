@@ -51,8 +51,7 @@ def flag_words(values: Mapping[str, object]) -> list[str]:
 
 def target_words(options: TargetOptions, **changes: object) -> list[str]:
     """Return the flags of a target with these options and changes."""
-    stated = options.explicit()
-    return flag_words({name: stated.get(name) for name in flags_of(TargetOptions)} | changes)
+    return flag_words(options.explicit(flags_of(TargetOptions)) | changes)
 
 
 @contextmanager

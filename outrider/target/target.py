@@ -4,6 +4,8 @@ clients, and serve it until a signal.
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,6 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from grpc_comm.observability.endpoint import serve_metrics
+from grpc_comm.observability.log import start_log
+from grpc_comm.observability.metrics import Metrics
 from grpc_comm.server.guard import server_security as check_security
 from grpc_comm.server.model_registry import Served
 from grpc_comm.server.server import BackgroundServer, Target
@@ -29,24 +34,22 @@ from inference.planner.profiling import CONTEXT
 from inference.text.grammar import Grammars
 from inference.times import Times
 from inference.times_file import Profile, find_profile
-from outrider.measure.link import LinkShape, shaped_link
+from outrider.installation import outrider_version
+from outrider.measure.link import emulated_link
 from outrider.models.artifacts import (
     artifact_length,
     load_artifact,
     open_artifact,
     with_neuron_artifact,
 )
-from outrider.models.capacity import Capacity
 from outrider.models.devices import describe
-from outrider.models.found_model import FoundModel, LoadedModel
+from outrider.models.found_model import Capacity, FoundModel, LoadedModel
 from outrider.models.loading import PREFILL_NODES, find_target
 from outrider.models.profiles import TargetTimes, user_profiles
-from outrider.options.network import ConnectionOptions
+from outrider.options.network import ConnectionOptions, ObservingOptions
 from outrider.options.roles import FusedTargetRole, ServingRole, TargetRole
 from outrider.processes import READY
 from outrider.target.model_list import lazily, load_listed, read_listed
-from outrider.target.observing import notify, observed
-from outrider.version import outrider_version
 
 if TYPE_CHECKING:
     from inference.backends import Model
@@ -60,8 +63,8 @@ def serve(options: ServingRole) -> int:
     security = options.security  # checked before loading, which takes minutes
     check_security(security, Address(options.host, options.port))
     check_free(Address(options.host, options.port))
-    if options.metrics_port is not None:
-        check_free(Address(options.metrics_host, options.metrics_port))
+    if options.metrics is not None:
+        check_free(options.metrics)
     start, target = time.perf_counter(), load_target(options)
     description, seconds = target.description, time.perf_counter() - start
 
@@ -78,7 +81,7 @@ def serve(options: ServingRole) -> int:
 
     collect_rarely()
     with stack, observed(target.metrics, options):
-        serve_target(target, say_ready, options.sessions.grace, _notify_of_end)
+        serve_target(target, say_ready, options.grace, _notify_of_end)
     if isinstance(target.engine.model, TimedModel):
         say(target.engine.model.account())
     return 0
@@ -125,7 +128,7 @@ def load_target(options: ServingRole) -> Target:
         Address("127.0.0.1", 0) if options.rtt else Address(options.host, options.port),
         security=options.security,
         listed={name: lazily(name, settings, load_served) for name, settings in listed.items()},
-        share_prefixes=options.sessions.share_prefixes,
+        share_prefixes=options.share_prefixes,
     )
 
 
@@ -190,7 +193,6 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
 
 
 def _device(options: ServingRole, profile: Profile, choices_by: str) -> str:
-    """Return the description of an emulated device."""
     away = f", {options.rtt:g} ms away" if options.rtt else ""
     return profile.label(choices_by) + away
 
@@ -202,8 +204,37 @@ def emulated_distance(options: ServingRole, bound: Address) -> Iterator[Address]
     """
     assert options.rtt is not None, "the options have --rtt"
     listen = str(Address(options.host, options.port))
-    with shaped_link(str(bound), LinkShape(delay_ms=options.rtt / 2), listen) as link:
+    with emulated_link(str(bound), options.rtt / 2, listen) as link:
         yield parse_address(link.address)
+
+
+@contextmanager
+def observed(metrics: Metrics, options: ObservingOptions) -> Iterator[None]:
+    """Start the log and, if an address is given, serve metrics until the context ends.
+
+    Raises InvalidRequest if metrics cannot be served at the configured address.
+    """
+    start_log(options.log, "info" if options.log == "json" else "warning")
+    if options.metrics is None:
+        yield
+        return
+    with serve_metrics(metrics, options.metrics) as bound:
+        say(f"metrics on http://{bound}/metrics, health on http://{bound}/healthz")
+        yield
+
+
+def notify(*states: str) -> None:
+    """Send states such as READY=1 to the service manager, if there is one."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):  # an abstract Unix socket
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto("\n".join(states).encode(), address)
+    except OSError as error:
+        say(f"cannot notify the service manager of {states[0]}: {error.strerror or error}")
 
 
 class RunningTarget:
@@ -219,7 +250,7 @@ class RunningTarget:
         self._stack.enter_context(messages_to(logged))
         try:
             self._server = BackgroundServer(load_target(options))
-            self._stack.callback(self._server.stop, options.sessions.grace)
+            self._stack.callback(self._server.stop, options.grace)
             address = self._server.address
             if options.rtt is not None:
                 address = self._stack.enter_context(emulated_distance(options, address))

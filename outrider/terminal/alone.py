@@ -20,8 +20,7 @@ from outrider.models.artifacts import (
     open_artifact,
     with_neuron_artifact,
 )
-from outrider.models.capacity import Capacity
-from outrider.models.found_model import FoundModel
+from outrider.models.found_model import Capacity, FoundModel
 from outrider.models.loading import find_target
 from outrider.options.groups import DeviceOptions
 from outrider.options.roles import VerifyDraftRole, VerifyTargetRole
@@ -32,13 +31,13 @@ from outrider.text.prompts import TextModel, make_requests, read_prompts
 
 def verify(options: VerifyTargetRole | VerifyDraftRole) -> int:
     """Complete the prompts with one model alone. Returns 0 if all succeeded."""
-    prompts = read_prompts(options.text)
+    prompts = read_prompts(options)
     checkpoint, length, load = (
         _draft_alone(options) if isinstance(options, VerifyDraftRole) else _target_alone(options)
     )
     tokenizer, stop_ids = checkpoint.tokenizer, checkpoint.stop_ids
     text_model = TextModel(checkpoint.name, tokenizer, length, stop_ids)
-    requests = make_requests(text_model, options.text, prompts)
+    requests = make_requests(text_model, options, prompts)
     engine = Engine(
         load(),
         sequence_length=length,

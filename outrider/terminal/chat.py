@@ -103,7 +103,7 @@ class Chat:
         say(text_line(done))
 
     def _make(self) -> Completion:
-        parameters = replace(parameters_of(self._options.text), prompt_cache_key=self._key)
+        parameters = replace(parameters_of(self._options), prompt_cache_key=self._key)
         request = make_request(self._client.text_model, self.conversation.messages, parameters)
         with LiveText(self._colour) as show:
             stream = CompletionStream(partial(self._client.complete, request))

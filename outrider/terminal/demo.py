@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from inference.command import messages_to, run_command, say
 from inference.errors import require
 from inference.flags.command_line import CommandOptions, parse_flags
-from outrider.terminal.race import Arrival, Lane, conclude, show_race
-from outrider.terminal.replay import ALONE, OUTRIDER, replay_real
+from outrider.terminal.race import ALONE, OUTRIDER, Arrival, Lane, conclude, replay_real, show_race
 
 if TYPE_CHECKING:
     from outrider.client.client import Client
@@ -92,7 +91,6 @@ def _demonstrate() -> int:
 def _clients() -> Iterator[tuple[Client, Client]]:
     """Start two emulated targets and yield a client of each, the second with a loaded draft."""
     from outrider.client.client import open_client
-    from outrider.options.network import ConnectionOptions
     from outrider.options.roles import SharedClientRole
     from outrider.target.spawn import started
 
@@ -101,9 +99,9 @@ def _clients() -> Iterator[tuple[Client, Client]]:
         starts = [pool.submit(stack.enter_context, started("target", flags)) for _ in range(2)]
         import torch  # noqa: F401  meanwhile
 
-        first, second = (ConnectionOptions(target_host=start.result().address) for start in starts)
-        alone = SharedClientRole(connection=first, draft="none")
-        drafted = SharedClientRole(connection=second, threads=1)
+        first, second = (start.result().address for start in starts)
+        alone = SharedClientRole(target_host=first, draft="none")
+        drafted = SharedClientRole(target_host=second, threads=1)
         clients = [stack.enter_context(open_client(role)) for role in (alone, drafted)]
         clients[1].wait()
         yield clients[0], clients[1]

@@ -38,10 +38,10 @@ from outrider.text.runner import TextRun
 
 def draft(options: DraftRole) -> int:
     """Role draft: draft on this machine, verify at --target_host."""
-    prompts = read_prompts(options.text)
+    prompts = read_prompts(options)
     take_short_turns()
     with open_client(options) as client:
-        requests = make_requests(client.text_model, options.text, prompts)
+        requests = make_requests(client.text_model, options, prompts)
         if options.beside:
             colocated = client.target.description.draft_model
             say(f"draft beside the target: {colocated or 'none'}")
@@ -109,14 +109,14 @@ def run(
     more_lines: returns further lines of the report
     """
     start, several = time.perf_counter(), len(requests) > 1
-    if several or options.text.as_json:
-        tell = partial(_show, options.text, texts=len(requests))
+    if several or options.as_json:
+        tell = partial(_show, options, texts=len(requests))
         finished, interrupted = _all(make, requests, workers, None, tell)
     else:
         with LiveText(in_colour()) as show:
             finished, interrupted = _all(make, requests, workers, show, lambda done: None)
         for done in finished:
-            _show(options.text, done, texts=1)
+            _show(options, done, texts=1)
     if interrupted:
         say("interrupted")
     completed = [done for done in finished if done.failure is None]
@@ -193,8 +193,8 @@ def _report(
     if finished:
         lines = [summary(finished, seconds), more_lines(finished)]
         say("\n".join(line for line in lines if line))
-    if options.text.profile is not None:
-        directory = Path(options.text.profile)
+    if options.profile is not None:
+        directory = Path(options.profile)
         paths = write_profile(directory, finished)
         paths.append(write_options(directory, options, finished))
         say("profile: " + ", ".join(str(path) for path in paths))

@@ -1,22 +1,51 @@
-"""Formats a run's summary for stderr, and its profile as CSV and JSON."""
+"""Formats tables, a run's summary for stderr, and its profile as CSV and JSON."""
 
 from __future__ import annotations
 
+import csv
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-from inference.cost.billing import COSTS, PER_MILLION, Figure, price_words
+from inference.cost.billing import price_words
 from inference.files.writing import write_whole
 from inference.planner.prices import Usage
-from outrider.money.budget import RunBudget
-from outrider.money.goal import Goal
+from outrider.money import Goal, RunBudget
 from outrider.options.roles import TextRole
-from outrider.terminal.tables import write_csv
 from outrider.text.completion import Completion
 from outrider.text.pieces import gaps_between
+
+
+def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Format a table as lines, header first, with every column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    return [
+        "  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True))
+        for line in (heads, *rows)
+    ]
+
+
+def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Write one line per record. A nested mapping becomes one column per entry."""
+    flat = [_columns(record) for record in records]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(head for line in flat for head in line)))
+        writer.writeheader()
+        writer.writerows(flat)
+
+
+def _columns(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            columns |= _columns(value, f"{prefix}{name}.")
+        else:
+            columns[prefix + name] = value
+    return columns
+
 
 PROFILE = "outrider-profile.json"
 """Name of the profile's file with the records of all requests."""
@@ -73,7 +102,7 @@ def _waits(completions: Sequence[Completion]) -> list[str]:
 
 def account(completions: Sequence[Completion], budget: RunBudget, goal: Goal) -> str:
     """Format the costs of a run: cost per token with the source of the prices, energy, and whether
-    the user's limit was met. Excludes target-only requests for comparison.
+    --min_tps was met. Excludes target-only requests for comparison.
     """
     tokens, billing = sum(len(done.token_ids) for done in completions), budget.billing
     if not tokens:
@@ -90,9 +119,7 @@ def account(completions: Sequence[Completion], budget: RunBudget, goal: Goal) ->
         if usage.wall:  # synchronous rounds make fewer forward passes
             rate = price_words("total_cost", (budget.price(usage) or 0.0) / tokens)
             lines.append(f"counting only the target's forward passes {rate}")
-        share = billing.target_share
-        charged = "" if share == 1 else f"; {share:g} of the hour is charged"
-        lines.append(f"prices: {billing.source}{charged}")
+        lines.append(f"prices: {billing.source}")
     if billing.draft_watts is not None or billing.target_watts is not None:
         name, whose = "energy_total", ""
         if billing.target_watts is None:
@@ -102,32 +129,14 @@ def account(completions: Sequence[Completion], budget: RunBudget, goal: Goal) ->
         joules = figures[name]
         assert joules.value is not None, "its power is known"
         lines.append(f"energy{whose} {price_words(name, joules.value)} ({joules.source})")
-    return "\n".join([*lines, *_limit(completions, figures, goal)])
-
-
-def _limit(
-    completions: Sequence[Completion], figures: Mapping[str, Figure], goal: Goal
-) -> list[str]:
-    """Format whether the user's limit was met over the whole run, prefill included."""
-    if goal.min_tps is not None:
-        tokens = sum(len(done.token_ids) for done in completions)
+    if goal.min_tps is not None:  # over the whole run, prefill included
         speed = tokens / sum(done.seconds for done in completions)
-        met, measured, limit = speed >= goal.min_tps, f"{speed:.4g} tokens/s", f"{goal.min_tps:g}"
-        flag = "--min_tps"
-    elif goal.max_per_token is not None:
-        value, dollars = figures[goal.objective].value, goal.objective in COSTS
-        assert value is not None, "a limit is on a figure that can be computed"
-        flag = "--max_usd_per_1m" if dollars else "--max_joules_per_token"
-        unit = PER_MILLION if dollars else 1.0
-        met, measured = value <= goal.max_per_token, price_words(goal.objective, value)
-        limit = f"{'$' * dollars}{goal.max_per_token * unit:.4g}"
-    else:
-        return []
-    return [f"{flag} {'met' if met else 'missed'}: measured {measured}, wanted {limit}"]
+        met = "met" if speed >= goal.min_tps else "missed"
+        lines.append(f"--min_tps {met}: measured {speed:.4g} tokens/s, wanted {goal.min_tps:g}")
+    return "\n".join(lines)
 
 
 def _forwards(completions: Sequence[Completion], tokens: int) -> list[str]:
-    """Format the lines about the target's forward passes and candidates."""
     forwards, lone, drafted, accepted = (
         sum(done.record()[name] for done in completions)
         for name in ("forwards", "lone_forwards", "num_draft_tokens", "num_accepted_tokens")
@@ -150,7 +159,6 @@ def _forwards(completions: Sequence[Completion], tokens: int) -> list[str]:
 
 
 def _draft(completions: Sequence[Completion], tokens: int) -> list[str]:
-    """Format the line about calls of the draft on this machine."""
     calls = sum(done.draft_calls for done in completions)
     seconds = sum(done.draft_seconds for done in completions)
     if not calls or not tokens:
@@ -159,7 +167,6 @@ def _draft(completions: Sequence[Completion], tokens: int) -> list[str]:
 
 
 def _bytes(completions: Sequence[Completion], tokens: int) -> list[str]:
-    """Format the line about traffic: messages, and their bytes with framing."""
     up, down, sent, got = (
         sum(getattr(done.traffic, name) for done in completions)
         for name in ("bytes_up", "bytes_down", "messages_up", "messages_down")
@@ -173,7 +180,6 @@ def _bytes(completions: Sequence[Completion], tokens: int) -> list[str]:
 
 
 def _before_the_draft(completions: Sequence[Completion]) -> list[str]:
-    """Format the line about requests that finished before the draft was loaded."""
     waits = [done.loading_seconds for done in completions if done.loading_seconds is not None]
     if not waits:
         return []
@@ -182,7 +188,6 @@ def _before_the_draft(completions: Sequence[Completion]) -> list[str]:
 
 
 def _against_baseline(completions: Sequence[Completion]) -> list[str]:
-    """Format the speed-up over target-only, if the run measured both."""
     pairs = [(done, done.baseline) for done in completions if done.baseline is not None]
     if not pairs:
         return []

@@ -153,11 +153,9 @@ class CallReader:
 
     def _may_name(self, name: str, *, complete: bool) -> bool:
         """Return whether this is a function's name; unless `complete`, its beginning suffices."""
-        return (
-            name in self._names
-            if complete
-            else any(function.startswith(name) for function in self._names)
-        )
+        if complete:
+            return name in self._names
+        return any(function.startswith(name) for function in self._names)
 
     def _body(self) -> CallPiece | None:
         end = self._end.find(self._buffer)

@@ -19,7 +19,7 @@ from inference.planner.prices import Usage
 from inference.sampling import SamplingParams
 from inference.text.tokenizer import Tokenizer
 from inference.text_log import DecodeStatistics, Traffic
-from outrider.money.budget import Charge
+from outrider.money import Charge
 from outrider.text.call_reader import ToolCall, add_piece
 from outrider.text.pieces import Piece, PieceMaker, gaps_between
 from outrider.text.tool_calls import Tools

@@ -16,7 +16,7 @@ from inference.cost.billing import Billing
 from inference.errors import Unavailable
 from inference.sampling import SamplingParams
 from inference.text.tokenizer import Tokenizer
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 from outrider.text.completion import Completion, Request
 
 EVENTS: list[dict[str, Any]] = [

@@ -27,7 +27,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         "target_model": ROOT / "inference/data/target",
         "draft_model": ROOT / "inference/data/draft",
         "dtype": "float32",
-        "presets": "hybrid",
+        "preset": "hybrid",
         "file": folder / "set.jsonl",
         "out": folder,
         "max_new_tokens": TOKENS,

@@ -57,7 +57,7 @@ def test_the_instance_runs_the_users_own_command_which_it_understands_and_pushes
     )
     there = parse(list(given))
     assert (there.target, there.tensor_parallel, there.flag) == ("trn1", 2, ("-O2",))
-    assert there.where.on is None
+    assert there.on is None
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,7 @@ def test_an_instance_costs_its_hours_until_it_ended() -> None:
 
 
 def test_the_table_fits_80_columns_and_states_its_source_and_day_once(run: Run) -> None:
-    shown = run("deploy", "prices", "--no_live")
+    shown = run("deploy", "prices")
     assert max(map(len, shown.out.splitlines())) <= 80
     assert shown.out.count("20260924211011") == shown.out.count("2026-09-24") == 1
     assert all(part in shown.out for part in ("us-east-1, on-demand", "1.34375"))
@@ -270,14 +270,14 @@ def test_the_table_fits_80_columns_and_states_its_source_and_day_once(run: Run) 
 
 
 def test_an_unknown_type_gets_an_error_and_no_empty_table(run: Run) -> None:
-    refused = run("deploy", "prices", "x9.large", "--no_live")
+    refused = run("deploy", "prices", "x9.large")
     (line,) = refused.err.splitlines()
     assert (refused.code, refused.out) == (1, "")
     assert line.startswith("no price for x9.large")
 
 
 def test_another_regions_prices_are_the_bundled_ones_and_say_so(run: Run) -> None:
-    far = run("deploy", "prices", "--no_live", "--region", "us-west-2")
+    far = run("deploy", "prices", "--region", "us-west-2")
     (line,) = far.err.splitlines()
     assert far.code == 1
     assert "in us-west-2" in line
@@ -286,12 +286,12 @@ def test_another_regions_prices_are_the_bundled_ones_and_say_so(run: Run) -> Non
         "us-east-1, on-demand",
     ]
     assert "1.34375" in far.out
-    unpriced = run("deploy", "prices", "--no_live", "--region", "us-west-2", "--json")
+    unpriced = run("deploy", "prices", "--region", "us-west-2", "--json")
     assert (unpriced.code, unpriced.out) == (1, "")
 
 
 def test_the_commands_json_has_every_price_that_is_known(run: Run) -> None:
-    shown = run("deploy", "prices", "--no_live", "--json")
+    shown = run("deploy", "prices", "--json")
     rows = json.loads(shown.out)
     priced = {name for name, one in bundled_prices().types.items() if one.usd_per_hour}
     assert {row["instance_type"] for row in rows} == priced
@@ -304,7 +304,7 @@ def test_the_commands_json_has_every_price_that_is_known(run: Run) -> None:
     "flags", ["--instance trn1", "--region Oregon", "--instance trn2.48xlarge"]
 )
 def test_the_command_refuses_in_one_line(flags: str, run: Run) -> None:
-    refused = run("deploy", "prices", "--no_live", *flags.split())
+    refused = run("deploy", "prices", *flags.split())
     (line,) = refused.err.splitlines()
     assert (refused.code, flags.split()[1] in line) == (1, True)
 

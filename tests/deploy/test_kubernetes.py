@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from compile.compile_options import parse as parse_compile
-from outrider.options.parsing import parse
+from outrider.options.commands import parse
 from outrider.options.roles import TargetRole
 from tests.support.repository import ROOT
 
@@ -89,8 +89,9 @@ def test_the_containers_arguments_are_flags_of_our_own(form: dict[str, Manifest]
 def test_probes_and_service_ask_where_the_target_listens(form: dict[str, Manifest]) -> None:
     options, target = options_of(form), target_of(form)
     ports = {port["name"]: port["containerPort"] for port in target["ports"]}
-    assert ports == {"grpc": options.port, "metrics": options.metrics_port}
-    assert options.host == options.metrics_host == "0.0.0.0"
+    assert options.host == "0.0.0.0"
+    assert options.metrics == ("0.0.0.0", ports["metrics"])
+    assert ports["grpc"] == options.port
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert target[probe]["httpGet"] == {"path": "/healthz", "port": "metrics"}
     (port,) = form["Service"]["spec"]["ports"]
@@ -101,7 +102,7 @@ def test_probes_and_service_ask_where_the_target_listens(form: dict[str, Manifes
 
 
 def test_a_pod_lives_longer_than_its_target_drains(form: dict[str, Manifest]) -> None:
-    assert pod_of(form)["terminationGracePeriodSeconds"] >= options_of(form).sessions.grace + 15
+    assert pod_of(form)["terminationGracePeriodSeconds"] >= options_of(form).grace + 15
 
 
 def test_every_selector_finds_the_pods(form: dict[str, Manifest]) -> None:

@@ -16,7 +16,7 @@ from grpc_comm.security import SecurityOptions
 from grpc_comm.transport import Address
 from outrider.cli import main
 from outrider.measure.link import main as link
-from outrider.options.parsing import verbs_with
+from outrider.options.commands import verbs_with
 from outrider.target.spawn import role_command, role_environment
 from tests.support.refusals import assert_refused, assert_usage_error
 from tests.support.wire_fixtures import WAIT, background, successor_engine

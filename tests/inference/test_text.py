@@ -14,7 +14,7 @@ from tokenizers.trainers import BpeTrainer
 
 from inference.errors import InvalidRequest, UnsupportedModel
 from inference.text.tokenizer import Tokenizer
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 
 SAMPLES = [
     "def main():\n    return 'naïve — 日本語 🙂'\n",

@@ -17,7 +17,7 @@ import pytest
 import outrider
 from inference.errors import Unavailable
 from outrider.draft_methods import find_draft
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 from outrider.options.roles import DraftRole, TargetRole
 from outrider.terminal import generate
 from outrider.text.completion import Completion, Request, Show, new_completion
@@ -114,7 +114,7 @@ def test_a_text_that_fails_is_printed_as_far_as_it_was_verified(
 ) -> None:
     options = DraftRole(prompt=PROMPT, json=as_json)
     tokenizer = find_draft(options).tokenizer
-    (request,) = make_requests(TextModel("", tokenizer, 64, frozenset()), options.text, [PROMPT])
+    (request,) = make_requests(TextModel("", tokenizer, 64, frozenset()), options, [PROMPT])
 
     def fail(request: Request, show: Show, cancelled: Event) -> Completion:
         show(Piece("verified"))
@@ -148,7 +148,7 @@ def test_the_profile_has_numeric_columns(run: Run, port: str, tmp_path: Path) ->
         (["--prompt", "x", "--sequence_length", "5000"], "max_position_embeddings"),
         (["--prompt", "x", "--draft_model", "/nowhere/model"], "/nowhere/model"),
         (["--prompt", "x", "--device", "neuron"], "neuron"),
-        (["--prompt", "x", "--instance", "trn9.foo", "--no_live"], "trn9.foo"),
+        (["--prompt", "x", "--instance", "trn9.foo"], "trn9.foo"),
     ],
 )
 def test_bad_input_gets_one_clear_line_and_a_non_zero_exit(

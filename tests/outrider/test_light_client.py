@@ -13,7 +13,7 @@ import pytest
 
 import outrider
 from outrider.endpoint.run import SERVING
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 from tests.support.commands import Ended
 from tests.support.repository import ROOT
 

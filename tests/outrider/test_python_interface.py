@@ -284,4 +284,4 @@ def test_texts_are_spread_over_replicas_and_those_of_one_key_stay_together(
     ],
 )
 def test_a_target_host_may_name_replicas(given: str, endpoints: list[Endpoint]) -> None:
-    assert ChatRole(target_host=given, port=7).connection.endpoints == endpoints
+    assert ChatRole(target_host=given, port=7).endpoints == endpoints

@@ -19,7 +19,7 @@ from huggingface_hub import constants
 import outrider
 from inference.errors import InvalidRequest
 from outrider.cli import main
-from outrider.models.catalog.models_here import ModelHere, models_below
+from outrider.models.catalog.models_here import ModelHere, models_below, published_models
 from outrider.models.catalog.pairs import (
     MachineFacts,
     choose_draft,
@@ -28,8 +28,7 @@ from outrider.models.catalog.pairs import (
     read_name,
     short_names,
 )
-from outrider.models.catalog.published_models import published_models
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 from outrider.options.roles import UpRole
 from outrider.target.spawn import role_environment
 

@@ -25,7 +25,7 @@ from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.times_file import StoredTimes
-from outrider.client.pools import Rows
+from outrider.client.drafting import Rows
 from outrider.text.completion import Completion, Request, Show, complete
 from tests.simulate.endpoint_texts import LETTERS, Endpoint
 from tests.simulate.grammars import KINDS, grammars_of

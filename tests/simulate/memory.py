@@ -13,13 +13,21 @@ EVERYWHERE = (type, ModuleType, FunctionType, FrameType, CodeType)
 
 def reachable(*roots: Any) -> Counter[str]:
     """Count what can be reached from here, by its type. The simulation is left out."""
-    seen, found, left = dict[int, Any](), Counter[str](), list(roots)
+    seen, found, left = dict[int, Any](), Counter[type](), list(roots)
+    left_out = dict[type, bool]()
     while left:
         one = left.pop()
+        if id(one) in seen:
+            continue
         kind = type(one)
-        if id(one) in seen or isinstance(one, EVERYWHERE) or kind.__module__.startswith("tests."):
+        if kind not in left_out:
+            left_out[kind] = issubclass(kind, EVERYWHERE) or kind.__module__.startswith("tests.")
+        if left_out[kind]:
             continue
         seen[id(one)] = one
-        found[kind.__name__] += 1
+        found[kind] += 1
         left += gc.get_referents(one)
-    return found
+    names = Counter[str]()
+    for kind, count in found.items():
+        names[kind.__name__] += count
+    return names

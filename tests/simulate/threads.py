@@ -35,7 +35,9 @@ class Waiters:
         return woken
 
     def wake(self, most: int | None = None) -> None:
-        for _ in range(len(self._fibers) if most is None else min(most, len(self._fibers))):
+        left = len(self._fibers) if most is None else most
+        while self._fibers and left:
+            left -= 1
             kernel().wake(self._fibers.popleft())
 
 
@@ -49,11 +51,12 @@ class Lock:
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         world = kernel()
         world.give_way()
-        until = None if timeout < 0 else world.now + timeout
-        while self._owner is not None and not world.over:
-            if not blocking or (until is not None and until <= world.now):
-                return False
-            self._waiters.wait(None if until is None else until - world.now)
+        if self._owner is not None:
+            until = None if timeout < 0 else world.now + timeout
+            while self._owner is not None and not world.over:
+                if not blocking or (until is not None and until <= world.now):
+                    return False
+                self._waiters.wait(None if until is None else until - world.now)
         self._owner = world.current
         return True
 

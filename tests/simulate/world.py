@@ -88,9 +88,11 @@ class World:
             self._wait(POLITE_SECONDS)
             result.failures += checks.leaks(self.targets)
         end = kernel.now + self.plan.lease * 1.25 + 35.0
-        while kernel.now < end and [*checks.leaks(self.targets)]:
+        left = [*checks.leaks(self.targets)]
+        while left and kernel.now < end:
             self._wait(2.0)
-        result.failures += checks.leaks(self.targets)
+            left = [*checks.leaks(self.targets)]
+        result.failures += left
         for target in self.targets:
             target.stop(1.0)
         until = kernel.now + SETTLE_SECONDS

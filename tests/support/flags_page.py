@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from inference.flags.group import Flag
-from outrider.options.parsing import all_flags, verbs_with
-from outrider.options.verbs import ROLES, VERBS
+from outrider.options.commands import VERBS, all_flags, verbs_with
+from outrider.options.roles import ROLES
 
 TITLES = (
     "general",

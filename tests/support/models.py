@@ -23,7 +23,7 @@ from inference.model.layers import WHOLE, Layers
 from inference.sampling import SamplingParams
 from inference.text.tokenizer import Tokenizer
 from inference.token_rule import Adjustment
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 
 GREEDY = SamplingParams()
 SAMPLINGS = [

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 
 _TURNS = (
     "{{ bos_token }}{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}{% for m in messages %}"

@@ -49,7 +49,8 @@ class _Writer(Answer):
 
     def end(self, texts: Sequence[Completion]) -> Iterable[str]:
         """Yield the chunk with the token counts, if it was requested, and the end mark."""
-        if self._body.include_usage:
+        options = self._body.stream_options
+        if options is not None and options.include_usage:
             yield json.dumps(self._frame(self.CHUNK, []) | self._counts(texts))
         yield DONE
 

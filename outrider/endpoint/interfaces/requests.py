@@ -146,10 +146,6 @@ class TextRequest(BaseModel):
             asks = value is not None and name in UNSERVED
             if asks and (value not in NEUTRAL[name] if name in NEUTRAL else value):
                 raise UnservedField(name)
-        return self
-
-    @model_validator(mode="after")
-    def _has_one_form(self) -> Self:
         if self.structured_outputs and self.response_format not in (None, {"type": "text"}):
             raise ValueError("response_format and structured_outputs exclude each other")
         return self
@@ -158,11 +154,6 @@ class TextRequest(BaseModel):
     def choices(self) -> int:
         """Number of outputs per prompt."""
         return self.n or 1
-
-    @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with token counts."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def max_length(self) -> int | None:

@@ -1,22 +1,27 @@
-"""`outrider bench`: measures target-only and presets in turn on each prompt of a set."""
+"""`outrider bench` and `outrider compare`: measure drafting methods in turn on each prompt."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from threading import Event
 
-from inference.loop.draft_thread import take_short_turns
-from outrider.measure.arms import FUSED
-from outrider.measure.environment import load
+from inference.cost.billing import Billing, Figure
+from inference.engine.sessions.local_session import LocalSession
+from inference.loop.draft_thread import inline, take_short_turns
+from inference.text.tokenizer import Tokenizer
+from outrider.client.client import Client
 from outrider.measure.figures import summarise
-from outrider.measure.journal import Journal, opened, plan_of
-from outrider.measure.link import LinkShape
+from outrider.measure.journal import Journal, load, opened, plan_of
 from outrider.measure.report import Report, verdict
-from outrider.measure.run import Run
+from outrider.measure.run import FUSED, FUSED_LOCAL, Arm, Run
 from outrider.measure.sets import Item
 from outrider.measure.testbed import ArmSet, Beside, target_of
 from outrider.measure.verbs.options import BenchOptions, CompareOptions
+from outrider.text.completion import Completion, Request, complete, silent
 
 MIN_PROMPTS, MIN_TOKENS = 30, 128
 """Minimum prompts of a kind, and minimum --max_new_tokens, for claiming a figure."""
@@ -45,19 +50,16 @@ def run(options: BenchOptions | CompareOptions, beside: Beside = lambda client, 
 def _measure(
     options: BenchOptions | CompareOptions, items: Sequence[Item], journal: Journal, beside: Beside
 ) -> None:
-    """Generate the missing outputs over all links."""
     arms = ArmSet(options.role, options.arms, optional=(FUSED,), beside=beside)
     with target_of(options, options.arms) as (connection, target):
         for trip in options.rtt:
-            link = LinkShape(trip / 2, options.bandwidth)
-            with arms.opened(journal, connection, link) as (client, ours):
-                Run(journal, ours, client, options.text, trip).make(items, options.num_runs)
+            with arms.opened(journal, connection, trip / 2) as (client, ours):
+                Run(journal, ours, client, options, trip).make(items, options.num_runs)
     emulation = None if target is None else target.emulation
     journal.write("end", {"load": load(), "emulation": emulation})
 
 
 def _remarks(run: Journal) -> Iterator[str]:
-    """Yield remarks that help to judge the figures."""
     settings, prompts = run.plan["settings"], run.plan["prompts"]
     limit = settings["max_new_tokens"]
     counts = sorted(Counter(kind for _, kind, _ in {key[:3] for key in run.texts}).items())
@@ -78,3 +80,35 @@ def _remarks(run: Journal) -> Iterator[str]:
             f"The target's forward passes take the times of {settings['emulate']}"
             f"{f' ({emulation})' if emulation else ''}; drafts run on this machine."
         )
+
+
+def compare(options: CompareOptions) -> int:
+    """Compare the architectures and publish the report. Returns 0."""
+    local = list[Arm]()
+
+    def beside(client: Client, arms: list[Arm]) -> list[Arm]:
+        if not local:  # loaded once, for all links
+            local.extend(local_arms(options, client.tokenizer))
+        return [*arms, *local]
+
+    return run(options, beside) if options.in_process else run(options)
+
+
+def local_arms(options: CompareOptions, tokenizer: Tokenizer) -> list[Arm]:
+    """Return arms with the target in this process, alone or with a draft on the same device."""
+    from outrider.target.colocated_draft import with_draft
+    from outrider.target.target import load_served
+
+    role = options.local_role()
+    engine = load_served(role, partial(with_draft, role)).engine
+
+    def make(request: Request, cut: Event, *, colocated: bool) -> Completion:
+        order, session = request.order(colocated=colocated), LocalSession(engine)
+        done = complete(request, session, inline(), tokenizer, silent, cut, order=order)
+        return replace(done, cost=Figure.unavailable("nothing is rented")).raise_failure()
+
+    alone = partial(make, colocated=False)
+    return [
+        Arm(name, partial(make, colocated=name == FUSED_LOCAL), alone, Billing(), joint=True)
+        for name in options.in_process
+    ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 from pydantic import model_validator
 
 from inference.flags.command_line import CommandOptions
@@ -18,14 +18,14 @@ from inference.flags.values import (
     ModelName,
     Name,
     NumberList,
-    Seconds,
     Words,
     among,
 )
-from outrider.measure.arms import ARCHITECTURES, BASELINE, LOCAL_ARMS
+from outrider.measure.run import ARCHITECTURES, BASELINE, LOCAL_ARMS
 from outrider.measure.sets import Item, read_lines, read_set
 from outrider.options.draft_flags import PRESETS, SourceOptions
 from outrider.options.groups import (
+    RULES,
     BackendOptions,
     DeviceOptions,
     MeasureOptions,
@@ -36,20 +36,19 @@ from outrider.options.groups import (
     TargetOptions,
 )
 from outrider.options.network import ConnectionOptions
-from outrider.options.roles import RULES, ClientRole, DraftRole, FusedTargetRole
+from outrider.options.roles import ClientRole, DraftRole, FusedTargetRole
 
 Flags: TypeAlias = Mapping[str, Any]
 """Values by flag name."""
 
 
 class RunOptions(
-    SourceOptions, BackendOptions, MeasureOptions, QuantizationOptions, TargetOptions,
+    PriceOptions, SourceOptions, BackendOptions, MeasureOptions, QuantizationOptions, TargetOptions,
     CommandOptions, title="measurement",
 ):  # fmt: skip
     """Flags for the models that a command measures."""
 
     RULES: ClassVar = RULES
-    prices: PriceOptions = PriceOptions()
 
     @property
     def plan_settings(self) -> dict[str, Any]:
@@ -60,11 +59,12 @@ class RunOptions(
 
     def role(self, connection: ConnectionOptions, flags: Flags) -> ClientRole:
         """Return a client's options: these flags, and the command's flags that apply to clients."""
-        client_flags = flags_of(ClientRole).keys() - flags_of(ConnectionOptions).keys()
+        of_place = flags_of(ConnectionOptions).keys()
+        client_flags = flags_of(ClientRole).keys() - of_place - {"preset"}
         if "model" not in str(flags.get("draft", self.draft)):
             client_flags -= {"draft_quantization"}
-        stated = {name: value for name, value in self.explicit().items() if name in client_flags}
-        return ClientRole(connection=connection, **{**stated, **flags})
+        place, stated = connection.explicit(of_place), self.explicit(client_flags)
+        return ClientRole(**{**place, **stated, **flags})
 
 
 class MeasuredTexts(SamplingOptions):
@@ -76,7 +76,7 @@ class MeasuredTexts(SamplingOptions):
     """seed of the sampling noise; prompt i uses seed + i"""
 
 
-class LinkedOptions(RunOptions, title="measurement"):
+class LinkedOptions(RunOptions, MeasuredTexts, ConnectionOptions, title="measurement"):
     """Flags of the target (started locally unless named), the draft, and the link between them."""
 
     RULES: ClassVar = (
@@ -91,12 +91,8 @@ class LinkedOptions(RunOptions, title="measurement"):
     """profile whose forward-pass times the target emulates"""
     rtt: Annotated[NumberList, Metavar("MS,...")] = (0.0,)
     """emulated round-trip times in ms, each added to the real round trip"""
-    bandwidth: Annotated[float, Gt(0), Metavar("MBIT")] | None = None
-    """bandwidth of the emulated link each way, in Mbit/s (default: unlimited)"""
     num_runs: Count = 1
     """repetitions of each prompt and arm"""
-    text: MeasuredTexts = MeasuredTexts()
-    connection: ConnectionOptions = ConnectionOptions()
 
     @model_validator(mode="after")
     def _can_be_emulated(self) -> Self:
@@ -112,11 +108,6 @@ class LinkedOptions(RunOptions, title="measurement"):
     def elsewhere(self) -> bool:
         """Whether the flags name a target that is already running."""
         return bool({"target", "target_host", "port"} & self.explicit().keys())
-
-
-class ComparedTexts(MeasuredTexts):
-    max_new_tokens: Count = 48
-    """maximum new tokens"""
 
 
 class CompareOptions(LinkedOptions, title="comparison"):
@@ -139,7 +130,8 @@ class CompareOptions(LinkedOptions, title="comparison"):
     """emulated round-trip times in ms, each added to the real round trip"""
     out: Directory | None = None
     """directory for the run's outputs and report"""
-    text: ComparedTexts = ComparedTexts()
+    max_new_tokens: Count = 48
+    """maximum new tokens"""
 
     @model_validator(mode="after")
     def _needs_a_model(self) -> Self:
@@ -172,8 +164,9 @@ class CompareOptions(LinkedOptions, title="comparison"):
     def local_role(self) -> FusedTargetRole:
         """Return the options of a target in this process with a draft on the same device."""
         role_flags = flags_of(FusedTargetRole).keys() - flags_of(ConnectionOptions).keys()
-        stated = {name: value for name, value in self.explicit().items() if name in role_flags}
-        return FusedTargetRole(**stated | {"batch": 1, "emulate": None, "rtt": None})
+        return FusedTargetRole(
+            **self.explicit(role_flags) | {"batch": 1, "emulate": None, "rtt": None}
+        )
 
     def items(self) -> list[Item]:
         """Read the prompts of the run."""
@@ -186,19 +179,19 @@ class BenchOptions(LinkedOptions, title="measurement"):
     """
 
     COMMON: ClassVar = (
-        *("file", "samples", "presets", "num_runs", "rtt", "emulate", "out"),
+        *("file", "samples", "preset", "num_runs", "rtt", "emulate", "out"),
         *("target_model", "draft_model", "device", "max_new_tokens", "temperature", "target_host"),
     )
     RULES: ClassVar = (
         *LinkedOptions.RULES,
-        FlagRule("presets", excludes="draft", why="both choose drafting methods"),
+        FlagRule("preset", excludes="draft", why="both choose drafting methods"),
     )
 
     file: File | None = None
     """JSON lines file of prompts (default: the small bundled set)"""
     samples: Count | None = None
     """number of prompts of each kind (default: all)"""
-    presets: Annotated[Words, among(PRESETS), Metavar("NAME,...")] = ()
+    preset: Annotated[Words, among(PRESETS), Metavar("NAME,...")] = ()
     """presets to measure (default: the method of --draft)"""
     out: Directory = "bench"
     """directory for the run's outputs and report"""
@@ -206,7 +199,7 @@ class BenchOptions(LinkedOptions, title="measurement"):
     @property
     def arms(self) -> dict[str, Flags]:
         """The client's flags for each drafting method, by name."""
-        drafted: dict[str, Flags] = {name: PRESETS[name] for name in self.presets}
+        drafted: dict[str, Flags] = {name: PRESETS[name] for name in self.preset}
         return {BASELINE: PRESETS["vanilla"], **(drafted or {self.draft: {}})}
 
     def items(self) -> list[Item]:
@@ -237,36 +230,29 @@ class ProveOptions(RunOptions, title="check"):
         return self
 
 
-class RecommendOptions(CommandOptions, title="drafting"):
+class RecommendOptions(
+    DeviceOptions, PriceOptions, ConnectionOptions, CommandOptions, title="drafting"
+):
     """Find the best draft for this machine and a target: run each fitting draft, n-gram copying
     alone, and no draft, in turn. The last line is the command to use.
     """
 
     COMMON: ClassVar = (
-        *("draft_model", "seconds", "max_new_tokens", "out", "device", "threads"),
+        *("draft_model", "max_new_tokens", "out", "device", "threads"),
         *("target_host", "target", "tls_ca", "token_file", "usd_per_hour"),
     )
     RULES: ClassVar = RULES
     draft_model: ModelName | None = None
     """further directories and GGUF files to search for drafts, as A,B"""
-    seconds: Seconds = 60.0
-    """seconds after which no further prompt is started"""
     max_new_tokens: Count = 48
     """maximum new tokens of each output"""
     out: Directory | None = None
     """directory for the report"""
-    connection: ConnectionOptions = ConnectionOptions()
-    device: DeviceOptions = DeviceOptions()
-    prices: PriceOptions = PriceOptions()
 
     def of_run(self, flags: Flags) -> dict[str, Any]:
         """Return the flags of `outrider run`: these drafting flags, and the command's own."""
-        return {
-            **self.connection.explicit(),
-            **self.device.explicit(),
-            **self.prices.explicit(),
-            **flags,
-        }
+        own = {*flags_of(ConnectionOptions), *flags_of(DeviceOptions), *flags_of(PriceOptions)}
+        return self.explicit(own) | {**flags}
 
     def role(self, connection: ConnectionOptions, flags: Flags) -> ClientRole:
         """Return a client's options with these flags, on the command's own connection."""

@@ -1,5 +1,5 @@
 """`outrider prove`: starts a target without caches, generates with and without a draft, and
-measures forward passes.
+measures forward passes of a few shapes, to which it fits fixed, per-row and per-node seconds.
 
 On a Neuron device without --artifact, the check first compares the device's sampling with the
 host's; this builds the artefact to serve. This part has not yet been run on hardware.
@@ -12,26 +12,30 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from compile.plan.memory import gib
+from compile.plan.report import RATES
+from inference.backends import Model
 from inference.backends.neuron.sdk import has_device, instance_family, memory_peaks
 from inference.command import FAILED, UNEQUAL_DEVICE, say
-from inference.errors import BadArtifact, Unavailable
+from inference.errors import BadArtifact, OutriderError, Unavailable
 from inference.files.artifact import read_manifest
 from inference.files.writing import write_whole
 from inference.flags.group import flags_of
 from inference.loop.draft_thread import take_short_turns
-from outrider.measure.arms import BASELINE
-from outrider.measure.environment import load
-from outrider.measure.figures import ALL, Row, summarise
-from outrider.measure.journal import Journal, opened, plan_of
+from inference.planner.profiling import CONTEXT, time_calls
+from inference.times import Shape
+from inference.times_file import Profile
+from outrider.measure.figures import ALL, Interval, Row, median_interval, summarise
+from outrider.measure.journal import Journal, load, opened, plan_of
 from outrider.measure.report import Report
 from outrider.measure.report import verdict as speed_verdict
-from outrider.measure.run import Run
+from outrider.measure.run import BASELINE, Run, progress
 from outrider.measure.sets import read_lines
 from outrider.measure.testbed import ArmSet, start
-from outrider.measure.verbs.graph_times import SHAPES, GraphTimes, time_graphs, times_table
 from outrider.measure.verbs.options import ProveOptions
 from outrider.options.draft_flags import PRESETS
 from outrider.options.groups import SamplingOptions
@@ -39,6 +43,91 @@ from outrider.options.network import ConnectionOptions
 from outrider.options.roles import TargetRole
 from outrider.target.spawn import cold_start, flag_words, role_environment
 from outrider.target.target import load_served
+from outrider.terminal.summary import aligned
+
+CHUNK = 256
+"""Nodes of the forward pass that represents a prompt chunk, or fewer if the target has a limit."""
+
+SHAPES: tuple[Shape, ...] = ((1, 1), (1, 16), (1, 64), (4, 16))
+"""Rows and nodes of the other forward passes. 1, 16 and 64 nodes show the cost of a node; 4 rows
+of 16 nodes, against 1 row of 64, the cost of a row. The chunk is compute-bound.
+"""
+
+REPEATS, CALLS = 3, 5
+"""Rounds over all shapes (a disturbance affects only one round), and calls per shape and round."""
+
+
+class GraphTimes(NamedTuple):
+    """Median seconds of forward passes with intervals, by padded rows and nodes.
+
+    failures: why other shapes were not measured
+    """
+
+    seconds: Mapping[Shape, Interval]
+    failures: Mapping[Shape, str]
+
+    def record(self) -> list[dict[str, Any]]:
+        """Return the times as plain data for JSON."""
+        measured = [(shape, interval._asdict(), "") for shape, interval in self.seconds.items()]
+        failed = [(shape, None, why) for shape, why in self.failures.items()]
+        return [
+            {"rows": rows, "nodes": nodes, "seconds": seconds, "failure": why}
+            for (rows, nodes), seconds, why in [*measured, *failed]
+        ]
+
+    def profile(self, name: str, source: str) -> Profile | None:
+        """Return these times as a profile for --emulate; None if nothing was measured."""
+        shapes = tuple((*shape, time.value) for shape, time in sorted(self.seconds.items()))
+        return Profile(name, source, "That context costs nothing.", shapes) if shapes else None
+
+
+def time_graphs(model: Model, length: int) -> GraphTimes:
+    """Measure every shape that the model supports.
+
+    length: maximum positions of the model
+    """
+    chunk = 1, min(CHUNK, model.max_nodes, model.capacity // 2, length // 2)
+    limit = min(model.max_nodes, model.capacity - 1, length - 1)
+    shapes, failures = dict[Shape, Shape](), dict[Shape, str]()
+    for rows, nodes in [*SHAPES, chunk]:
+        if rows > model.rows:
+            failures[rows, nodes] = f"the target was loaded with {model.rows} rows"
+        elif nodes > limit:
+            failures[rows, nodes] = f"the target takes {limit} nodes beside a context"
+        else:
+            shapes[model.padded(rows, nodes)] = rows, nodes
+    samples = {computed: list[float]() for computed in shapes}
+    with progress(REPEATS * len(shapes)) as report:
+        for _, (computed, shape) in product(range(REPEATS), shapes.items()):
+            try:
+                if computed in samples:
+                    samples[computed] += time_calls(model, length, shape, CALLS)
+            except (OutriderError, RuntimeError) as error:  # torch and runtimes raise these
+                del samples[computed]
+                failures[computed] = str(error).splitlines()[0]
+            report("forward passes of {} x {} nodes".format(*computed))
+    return GraphTimes({shape: median_interval(times) for shape, times in samples.items()}, failures)
+
+
+def times_table(times: GraphTimes, device: str) -> list[str]:
+    """Format the measured times, with intervals, and the deployment plan's rates."""
+    cells = []
+    for (rows, nodes), seconds in times.seconds.items():
+        median, low, high = (f"{value * 1e3:.2f}" for value in seconds)
+        cells.append([f"{rows}x{nodes}", f"{median} [{low}, {high}]"])
+    lines = [
+        *aligned(("shape", "measured ms [95 %]"), cells),
+        *(f"{rows}x{nodes}: {why}" for (rows, nodes), why in times.failures.items()),
+        f"Rows x nodes at a context of {CONTEXT} slots: medians of {REPEATS} x {CALLS} calls.",
+    ]
+    if (rates := RATES.get(device)) is not None:
+        lines.append(
+            f"The plan's model: {rates.stream / 1e9:.0f} GB/s of weights, keys and values, "
+            f"{rates.layer * 1e6:.0f} us a layer, {rates.call * 1e3:.1f} ms a call and "
+            f"{rates.node * 1e3:.2f} ms a node."
+        )
+    return lines
+
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 """Sampling temperatures. Prompt i uses seed i."""
@@ -88,8 +177,7 @@ def measured_graphs(options: ProveOptions) -> GraphTimes:
     """Time the target's forward passes, with the rows that SHAPES need unless an artefact fixes
     them. Loads the target into this process, so the served target has to end first.
     """
-    stated = options.explicit()
-    flags = {name: stated[name] for name in flags_of(TargetRole) if name in stated}
+    flags = options.explicit(flags_of(TargetRole))
     if options.artifact is None:
         flags["batch"] = max(rows for rows, _ in SHAPES)
     served = load_served(TargetRole(**flags))
@@ -99,17 +187,16 @@ def measured_graphs(options: ProveOptions) -> GraphTimes:
 def _report(
     options: ProveOptions, run: Journal, times: GraphTimes, checks: Sequence[str]
 ) -> Report:
-    rows, fitted, peaks = summarise(run.texts), times.fit(), memory_peaks()
+    rows, peaks = summarise(run.texts), memory_peaks()
     manifest = None if options.artifact is None else read_manifest(Path(options.artifact))
     return Report(
         verdict(rows),
         rows,
         run,
-        times=[(*shape, seconds.value) for shape, seconds in times.seconds.items()],
         below=[
             *checks,
             *memory_lines(peaks),
-            *times_table(times, fitted, instance_family() or ""),
+            *times_table(times, instance_family() or ""),
             "",
         ],
         data={
@@ -117,7 +204,6 @@ def _report(
             "checks": list(checks),
             "memory_peaks": peaks,
             "times": times.record(),
-            "fit": None if fitted is None else fitted._asdict(),
         },
     )
 

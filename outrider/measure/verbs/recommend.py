@@ -12,19 +12,21 @@ from inference.command import say
 from inference.errors import InvalidRequest
 from inference.loop.draft_thread import take_short_turns
 from inference.times import Times
-from outrider.client.connecting import connect_target, full_description, tokenizer_identity
-from outrider.client.probing import measure_round_trip
-from outrider.doctor.checks import machine
-from outrider.measure.arms import AGAIN, BASELINE
+from outrider.client.connecting import (
+    connect_target,
+    full_description,
+    measure_round_trip,
+    tokenizer_identity,
+)
+from outrider.doctor import machine
 from outrider.measure.figures import Row, summarise, totals
 from outrider.measure.journal import Journal, plan_of
 from outrider.measure.report import Report
-from outrider.measure.run import Run
+from outrider.measure.run import AGAIN, BASELINE, Run
 from outrider.measure.sets import read_set
 from outrider.measure.testbed import ArmSet
 from outrider.measure.verbs.options import Flags, MeasuredTexts, RecommendOptions
-from outrider.models.catalog.models_here import ModelHere, find_models
-from outrider.models.catalog.published_models import judged, published_for
+from outrider.models.catalog.models_here import ModelHere, find_models, judged, published_for
 from outrider.target.spawn import flag_words
 from outrider.text.completion import Completion
 from outrider.text.limits import Limit, arithmetic_reason, limit_of
@@ -34,6 +36,9 @@ MAX_DRAFTS = 3
 
 KINDS, SAMPLES = ("chat", "code", "edits", "summaries"), 2
 """Kinds of prompts from the small set, and the number of prompts of each kind."""
+
+SECONDS = 60.0
+"""Seconds after which no further prompt is started."""
 
 COPIED = "copied text"
 """Name of the arm that drafts by n-gram copying, without a model."""
@@ -47,7 +52,7 @@ def run(options: RecommendOptions) -> int:
     nothing could be measured.
     """
     take_short_turns()
-    with connect_target(options.connection) as target:
+    with connect_target(options) as target:
         remote, trip = full_description(target), measure_round_trip(target.probe, say)
     paths = [Path(path) for path in (options.draft_model or "").split(",") if path]
     models = [judged(model, remote) for model in find_models(paths)]
@@ -57,12 +62,12 @@ def run(options: RecommendOptions) -> int:
     drafts = ArmSet(options.role, arms, optional=arms.keys() - {BASELINE, COPIED})
     items = [item for item in read_set(None, SAMPLES) if item.kind in KINDS]
     text, journal = MeasuredTexts(max_new_tokens=options.max_new_tokens), Journal(plan_of({}, []))
-    with drafts.opened(journal, options.connection) as (client, ours):
-        run = Run(journal, ours, client, text, seconds=options.seconds)
+    with drafts.opened(journal, options) as (client, ours):
+        run = Run(journal, ours, client, text, seconds=SECONDS)
         run.make(items)
     rows = totals(summarise(journal.texts, [*arms]))
     if not rows:
-        raise InvalidRequest(f"--seconds {options.seconds:g}: no text was generated in this time")
+        raise InvalidRequest(f"no text was generated: every prompt is too long for {remote.model}")
     best = choose(rows)
     speed_up = next(row.speed_up for row in rows if row.arm == best)
     verdict = f"{best} is the fastest here, {speed_up} of target-only's speed."

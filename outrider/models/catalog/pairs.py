@@ -10,8 +10,8 @@ from typing import NamedTuple, TypeVar
 from inference.command import nearest
 from inference.errors import InvalidRequest, install, is_installed
 from inference.text.tokenizer_settings import TokenizerIdentity
-from outrider.models.catalog.models_here import ModelHere
-from outrider.models.catalog.published_models import (
+from outrider.models.catalog.models_here import (
+    ModelHere,
     PublishedModel,
     published_models,
     stated_parameters,

@@ -12,7 +12,7 @@ import pytest
 
 from compile.store import open_store, pull
 from deploy.host.user_data import ARTEFACT, RESULTS, job_script
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 from tests.support.cloud import COMMIT, TOKEN, hub_server
 from tests.support.scratch_host import IMAGE_VENV, JOB, ScratchHost, scratch_host
 

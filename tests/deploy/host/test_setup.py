@@ -25,7 +25,7 @@ from deploy.host.user_data import HostSettings, user_data
 from grpc_comm.certificate import make_certificate
 from grpc_comm.keys import make_key
 from inference.files.artifact import check_files, read_manifest
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 from tests.support.artifacts import build
 from tests.support.cloud import COMMIT, TOKEN, AwsServer, hub_server
 from tests.support.repository import ROOT

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from deploy.host.user_data import MAX_BYTES, HostSettings, job_script, user_data
-from outrider.options.verbs import ROLES
+from outrider.options.roles import ROLES
 from tests.support.refusals import assert_refused
 from tests.support.repository import tool
 from tests.support.scratch_host import DIGEST, JOB, settings

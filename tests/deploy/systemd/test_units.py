@@ -41,7 +41,7 @@ def test_systemd_has_nothing_to_say_of_a_unit(unit: Path, placed: Path) -> None:
 
 def test_the_service_outlasts_its_sessions_and_reaches_no_metadata_of_the_instance() -> None:
     service = read_unit(SERVICE)
-    assert float(service.one("TimeoutStopSec")) > 2 * TargetRole().sessions.grace
+    assert float(service.one("TimeoutStopSec")) > 2 * TargetRole().grace
     assert service.one("Type") == "notify"
     assert service.one("User") != "root"
     assert service.one("IPAddressDeny").split() == ["169.254.169.254", "fd00:ec2::254"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +28,7 @@ from inference.errors import Mismatch, OutriderError
 from inference.order import MAX_CREDIT, Decode
 from inference.sampling import SamplingParams
 from inference.text_log import MAX_UNREAD
-from outrider.measure.link import LinkShape, shaped_link
+from outrider.measure.link import emulated_link
 from tests.support.hand_streams import counted
 from tests.support.wire_fixtures import (
     VOCABULARY,
@@ -57,7 +59,7 @@ def test_a_text_without_any_draft_never_stands_still_for_want_of_credit(delay: f
     metrics = Metrics()
     with (
         background(engine, metrics=metrics) as server,
-        shaped_link(str(server.address), LinkShape(delay_ms=delay)) as link,
+        emulated_link(str(server.address), delay) as link,
         connect(link.address) as connection,
     ):
         session = connection.session()
@@ -88,14 +90,16 @@ def test_a_reader_that_stays_behind_holds_the_target() -> None:
 def test_candidates_that_the_link_does_not_take_are_dropped() -> None:
     with (
         background(successor_engine()) as server,
-        shaped_link(str(server.address), LinkShape(mbit=0.05)) as link,
+        emulated_link(str(server.address)) as link,
         connect(link.address, timeout=WAIT) as connection,
     ):
         session = opened(connection)
+        os.kill(link.pid, signal.SIGSTOP)
         for _ in range(100):
             session.propose(candidates(session, 2, range(4, 1_000)))
         assert session.traffic.messages_up < 100
         link.cut()
+        os.kill(link.pid, signal.SIGCONT)
 
 
 PATIENCE = Patience(0.0)

@@ -29,7 +29,7 @@ from inference.loop.decode import Step, TargetSession
 from inference.order import Decode, Pace, TokenLogProb
 from inference.proposer import Proposer
 from inference.sampling import Grammar, GrammarKind, SamplingParams
-from outrider.measure.link import ShapedLink, shaped_link
+from outrider.measure.link import EmulatedLink, emulated_link
 from tests.support import pairs
 from tests.support.pairs import proposers_of, text_of
 from tests.support.wire_fixtures import (
@@ -101,9 +101,9 @@ def halting(engine: Engine) -> Halting:
 
 
 @pytest.fixture(scope="module")
-def link() -> Iterator[tuple[Engine, ShapedLink]]:
+def link() -> Iterator[tuple[Engine, EmulatedLink]]:
     engine = tiny_engine()
-    with background(engine) as server, shaped_link(str(server.address)) as link:
+    with background(engine) as server, emulated_link(str(server.address)) as link:
         yield engine, link
 
 
@@ -154,7 +154,7 @@ def _made(
 @pytest.mark.parametrize("params", SAMPLINGS)
 @pytest.mark.parametrize("pace", Pace)
 def test_a_stream_cut_in_the_middle_goes_on_without_a_prefill(
-    link: tuple[Engine, ShapedLink], params: SamplingParams, pace: Pace
+    link: tuple[Engine, EmulatedLink], params: SamplingParams, pace: Pace
 ) -> None:
     (engine, shaped), notices, streams = link, list[str](), set[int]()
     patience, model = Patience(WAIT, notices.append), halting(engine)

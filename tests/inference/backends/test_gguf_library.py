@@ -21,7 +21,7 @@ from inference.model.checkpoints.config import parse_config
 from inference.model.decoder import Decoder
 from inference.sampling import SamplingParams
 from inference.tree.token_tree import TokenTree
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 from tests.support.families import WINDOW, config_of
 from tests.support.gguf_models import write_gguf, write_library_gguf
 from tests.support.models import TINY, by_id, random_decoder, sequence_after

@@ -24,9 +24,9 @@ from inference.planner.prices import SPEED, UnitPrices, Usage
 
 UNKNOWN = Figure.unavailable("no counter")
 JOULES = Figure.measured(100.0, "counter")
-RENTED = Billing(1.34375, 0.36, 0.0, 0.09)
+RENTED = Billing(1.34375, 0.36, 0.09)
 TOKENS, USAGE = 200, Usage(wall=5.0, drafting=1.0, bytes_up=20_000, bytes_down=4_000)
-PRICED = Billing(1.34375, 0.36, 0.02, 0.09, draft_watts=20.0, target_watts=400.0)
+PRICED = Billing(1.34375, 0.36, 0.09, draft_watts=20.0, target_watts=400.0)
 
 
 def test_trn1_at_40_tokens_a_second_costs_9_3316_dollars_a_million() -> None:
@@ -38,7 +38,7 @@ def test_figures_by_hand() -> None:
     found = replace(RENTED, target_watts=80.0).figures(TOKENS, USAGE, JOULES)
     million = {name: figure.times(1e6).value for name, figure in found.items()}
     held = 1.34375 * 25_000 / 3600  # 5 s for 200 tokens
-    electricity, traffic = 0.05, 20 * 0.09e-3  # 0.5 J at $1e-7 a J; 20 bytes a token down
+    electricity, traffic = 0.05, 120 * 0.09e-3  # 0.5 J at $1e-7 a J; 120 bytes a token
     assert million == pytest.approx(
         {
             "latency": 25_000.0,
@@ -62,7 +62,7 @@ def test_an_unknown_energy_makes_the_total_unavailable_and_is_never_nothing() ->
     known = found["known_cost"]
     assert (known.quality, known.lower_bound) == (Quality.ESTIMATED, True)
     assert all(part in known.source for part in ("wall clock", "counted bytes", "no counter"))
-    assert known.times(1e6).value == pytest.approx(9.331597 + 0.0018)
+    assert known.times(1e6).value == pytest.approx(9.331597 + 0.0108)
 
 
 def test_an_estimate_makes_an_estimate() -> None:
@@ -84,9 +84,7 @@ def test_an_hour_is_hired_by_the_second() -> None:
         (RENTED.figures, (float("inf"), USAGE), "inf"),
         (Billing, (1.0, -0.1), "usd_per_kwh"),
         (Billing, (float("nan"),), "usd_per_hour"),
-        (Billing, (1.0, None, float("inf")), "usd_per_gb_up"),
-        (Billing, (1.0, None, None, None, 0.0), "target_share"),
-        (Billing, (1.0, None, None, None, 1.5), "target_share"),
+        (Billing, (1.0, None, float("inf")), "usd_per_gb"),
         (partial(Billing, draft_watts=-1.0), (), "draft_watts"),
         (Figure, (0.0, Quality.UNAVAILABLE, "unknown as zero"), "0.0"),
         (Figure.measured, (float("nan"), "counter"), "counter"),
@@ -113,41 +111,38 @@ def test_sums_are_as_good_as_their_worst_part() -> None:
 
 def by_hand(billing: Billing, usage: Usage) -> dict[str, float]:
     """US dollars, joules or seconds of the usage by each objective."""
-    draft, target = (billing.draft_watts or 0) * usage.drafting, 400.0 * billing.target_share
-    held = usage.wall * billing.target_share * 1.34375 / 3600
-    traffic = 0.02e-9 * usage.bytes_up + 0.09e-9 * usage.bytes_down
+    draft, held = (billing.draft_watts or 0) * usage.drafting, usage.wall * 1.34375 / 3600
+    traffic = 0.09e-9 * (usage.bytes_up + usage.bytes_down)
     return {
         "total_cost": held + draft * 0.36 / 3.6e6 + traffic,
         "api_cost": held,
-        "energy_total": draft + target * usage.wall,
+        "energy_total": draft + 400.0 * usage.wall,
         "draft_energy": draft,
-        "target_energy": target * usage.wall,
+        "target_energy": 400.0 * usage.wall,
         "latency": usage.wall,
     }
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("share", [0.25, 1.0])
-def test_unit_prices_say_what_the_figures_say(share: float, objective: str) -> None:
-    random, billing = Random(7), replace(PRICED, target_share=share)
-    prices = billing.unit_prices(objective)
+def test_unit_prices_say_what_the_figures_say(objective: str) -> None:
+    random, prices = Random(7), PRICED.unit_prices(objective)
     for _ in range(50):
         tokens, seconds = random.randint(1, 500), random.uniform(1e-3, 9)
         sent, received = random.randint(1, 10**6), random.randint(1, 10**6)
         usage = Usage(seconds, random.uniform(1e-3, 9), sent, received)
-        expected = by_hand(billing, usage)[objective]
+        expected = by_hand(PRICED, usage)[objective]
         assert prices.of(usage) == pytest.approx(expected, rel=1e-9)
-        figure = billing.figures(tokens, usage)[objective]
+        figure = PRICED.figures(tokens, usage)[objective]
         assert figure.value == pytest.approx(expected / tokens, rel=1e-9)
 
 
 def test_unit_prices_by_hand() -> None:
-    billing = Billing(3.6, 0.36, 0.0, 0.1, draft_watts=10.0)
-    assert billing.unit_prices("total_cost") == pytest.approx((1e-3, 1e-6, 0.0, 1e-10))
+    billing = Billing(3.6, 0.36, 0.1, draft_watts=10.0)
+    assert billing.unit_prices("total_cost") == pytest.approx((1e-3, 1e-6, 1e-10, 1e-10))
     assert billing.unit_prices("api_cost") == pytest.approx((1e-3, 0.0, 0.0, 0.0))
     assert billing.unit_prices("draft_energy") == pytest.approx((0.0, 10.0, 0.0, 0.0))
     assert billing.unit_prices("latency") == SPEED
-    free = Billing(3.6, 0.0, 0.0, 0.0, draft_watts=0.0, target_watts=0.0)  # 0 that is stated
+    free = Billing(3.6, 0.0, 0.0, draft_watts=0.0, target_watts=0.0)  # 0 that is stated
     assert free.unit_prices("total_cost") == pytest.approx((1e-3, 0.0, 0.0, 0.0))
     assert free.unit_prices("energy_total") == UnitPrices(0.0)
 
@@ -157,8 +152,7 @@ def test_unit_prices_by_hand() -> None:
     [
         ("usd_per_hour", "api_cost", "target"),
         ("usd_per_kwh", "total_cost", "electricity"),
-        ("usd_per_gb_up", "total_cost", "traffic to"),
-        ("usd_per_gb_down", "total_cost", "traffic from"),
+        ("usd_per_gb", "total_cost", "traffic"),
         ("draft_watts", "total_cost", "watts .*draft"),
         ("draft_watts", "draft_energy", "watts .*draft"),
         ("target_watts", "target_energy", "watts .*target"),
@@ -177,7 +171,7 @@ def test_what_nobody_has_stated_is_named_and_never_nothing(
 
 
 def test_known_prices_are_a_lower_bound_of_the_total() -> None:
-    usage, unstated = Usage(3.0, 1.0, 1000, 2000), replace(PRICED, usd_per_gb_down=None)
+    usage, unstated = Usage(3.0, 1.0, 1000, 2000), replace(PRICED, usd_per_gb=None)
     assert PRICED.known_prices == pytest.approx(PRICED.unit_prices("total_cost"))
     assert 0 < unstated.known_prices.of(usage) < PRICED.known_prices.of(usage)
     assert Billing(3.6).known_prices == pytest.approx((1e-3, 0.0, 0.0, 0.0))

@@ -35,7 +35,7 @@ from inference.model.quantized import (
 )
 from inference.text.tokenizer import Tokenizer
 from inference.tree.token_tree import TokenTree
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 from tests.support.equality import full_logits
 from tests.support.models import loaded, sequence_after, tiny_decoder, write_checkpoint
 from tests.support.refusals import assert_refused

@@ -1,23 +1,41 @@
-"""What drafts on the client: a model that cannot be loaded, and text that is copied."""
+"""What drafts on the client: loading it holds up neither the end of a text nor of a program."""
 
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import tokenizers
+from tokenizers import decoders, models
 
 from grpc_comm.server.server import BackgroundServer
-from inference.errors import OutriderError
-from outrider.client.client import open_client
-from outrider.models.directories import EMBEDDED
+from inference.errors import InvalidRequest, OutriderError, Unavailable
+from inference.loop.decode import TargetSession
+from inference.order import Progress
+from inference.proposer import NOBODY
+from inference.text.stream import TokenBytes
+from inference.text_log import Traffic
+from outrider.client.client import Client, open_client
+from outrider.client.drafting import DraftLoader
+from outrider.client.watching import TextEvent, Watcher
+from outrider.models.found_model import EMBEDDED
 from outrider.options.roles import SharedClientRole, TargetRole
+from outrider.processes import BACKGROUND
+from outrider.target.spawn import role_environment
 from outrider.target.target import load_target
 from outrider.text.completion import silent
 from outrider.text.parameters import Parameters
 from outrider.text.prompts import make_request
 from tests.support.commands import Run
+from tests.support.wire_fixtures import WAIT
 
 TEXT = ["--max_new_tokens", "32", "--json", "--seed", "3", "--temperature", "0"]
 SERVED = TargetRole(
@@ -28,7 +46,7 @@ SERVED = TargetRole(
 
 def test_a_draft_that_cannot_be_loaded_ends_no_text(port: str, tmp_path: Path) -> None:
     draft = shutil.copytree(EMBEDDED / "draft", tmp_path / "draft")
-    with open_client(SharedClientRole(port=port, draft_model=str(draft))) as client:
+    with open_client(SharedClientRole(port=int(port), draft_model=str(draft))) as client:
         (draft / "model.safetensors").unlink()
         for _ in range(2):
             request = make_request(
@@ -59,9 +77,105 @@ def test_an_emulated_target_shares_no_device_with_its_draft(port: str) -> None:
 
 def calls(port: str, tokens: int) -> int:
     """Calls of a loaded draft for a text of so many tokens."""
-    with open_client(SharedClientRole(port=port)) as client:
+    with open_client(SharedClientRole(port=int(port))) as client:
         client.wait()
         request = make_request(
             client.text_model, "def add(a, b):", Parameters(tokens, temperature=0)
         )
         return client.complete(request, silent, Event()).draft_calls
+
+
+class Load:
+    """Loads a draft as soon as the test allows it."""
+
+    def __init__(self) -> None:
+        self.allowed, self.left = Event(), Event()
+
+    @contextmanager
+    def __call__(self, rows: int) -> Iterator[str]:
+        assert self.allowed.wait(WAIT)
+        yield f"{rows} rows"
+        self.left.set()
+
+
+def test_the_first_call_says_how_many_rows_are_loaded() -> None:
+    load = Load()
+    loader = DraftLoader(load)
+    load.allowed.set()
+    loader.begin(3)
+    loader.begin(5)
+    assert loader.wait() == loader.loaded == "3 rows"
+    assert loader.loading_seconds is None
+    loader.close()
+    assert load.left.is_set()
+
+
+def test_nobody_waits_for_a_draft_that_no_text_wants_any_more() -> None:
+    load = Load()
+    loader = DraftLoader(load)
+    assert loader.wait(lambda: False) is None
+    assert loader.loading_seconds is not None
+    load.allowed.set()
+
+
+def test_a_draft_that_is_loaded_after_its_client_was_closed_is_let_go() -> None:
+    load = Load()
+    loader = DraftLoader(load)
+    loader.begin()
+    loader.close()
+    assert not load.left.is_set()
+    load.allowed.set()
+    assert load.left.wait(WAIT)
+    with pytest.raises(Unavailable, match="closed before"):
+        loader.wait()
+
+
+def test_an_error_of_loading_is_raised_to_everyone_who_asks() -> None:
+    @contextmanager
+    def fail(rows: int) -> Iterator[str]:
+        raise InvalidRequest("no such draft")
+        yield ""
+
+    loader = DraftLoader(fail)
+    loader.check()
+    for ask in (loader.wait, loader.wait, loader.check):
+        with pytest.raises(InvalidRequest):
+            ask()
+    assert loader.loaded is None
+    loader.close()
+
+
+def test_a_command_ends_with_its_own_code_while_a_draft_loads() -> None:
+    code = (
+        "import sys, threading, time\n"
+        "from outrider.processes import leave\n"
+        f"threading.Thread(target=time.sleep, args=(3600,), name={BACKGROUND!r}).start()\n"
+        "print('text')\n"
+        "sys.exit(leave(3))"
+    )
+    made = subprocess.run(
+        [sys.executable, "-c", code],
+        env=role_environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=WAIT,
+    )
+    assert (made.returncode, made.stdout) == (3, "text\n")
+
+
+WORDS = ["▁def", "▁f", "(", "</s>"]
+
+
+def test_each_token_keeps_its_leading_space() -> None:
+    rules = tokenizers.Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}))
+    rules.decoder = decoders.Metaspace()
+    rules.add_special_tokens(WORDS[3:])
+    assert rules.decode([1]) == "f"
+    committed = Progress(tokens=(0, 1, 2, 3), proposers=(NOBODY,) * 4)
+    client: Any = SimpleNamespace(tokenizer=SimpleNamespace(token_bytes=TokenBytes(rules).of))
+    session: Any = SimpleNamespace(traffic=Traffic(), receive=lambda _timeout: committed)
+    events = list[TextEvent]()
+    watcher = Watcher(cast(Client, client), events.append)
+    watcher.watch(cast(TargetSession, session)).receive(0.0)
+    ((_, data),) = events
+    assert data["texts"] == [" def", " f", "(", "</s>"]

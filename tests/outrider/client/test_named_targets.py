@@ -48,7 +48,7 @@ def test_what_is_kept_is_for_its_owner_alone(demo: NamedTarget) -> None:
 
 
 def test_the_name_stands_for_address_authority_and_token(demo: NamedTarget) -> None:
-    options = ChatRole(target="demo").connection
+    options = ChatRole(target="demo")
     assert [str(endpoint) for endpoint in options.endpoints] == ["127.0.0.1:50151"]
     assert options.tls_ca == str(demo.ca_file)
     assert options.token_file == str(demo.token_file)
@@ -67,11 +67,11 @@ def test_the_name_stands_for_address_authority_and_token(demo: NamedTarget) -> N
 def test_a_target_is_here_by_its_address_unless_it_has_a_name(
     place: dict[str, Any], is_local: bool, demo: NamedTarget
 ) -> None:
-    assert ChatRole(**place).connection.is_local is is_local
+    assert ChatRole(**place).is_local is is_local
 
 
 def test_without_the_name_the_same_place_can_be_left(demo: NamedTarget) -> None:
-    unnamed = ChatRole(target="demo").replace(target=None).connection
+    unnamed = ChatRole(target="demo").replace(target=None)
     assert unnamed.tls_ca == str(demo.ca_file)
     assert unnamed.replace(target_host="127.0.0.1:1").target_host == "127.0.0.1:1"
 
@@ -99,6 +99,6 @@ def test_a_target_behind_a_closed_tunnel_is_reported_with_the_command_that_helps
     replace(demo, address=f"127.0.0.1:{free_port()}").write()
     with (
         pytest.raises(Unavailable, match="`outrider deploy status demo`"),
-        connect_target(ChatRole(target="demo").connection),
+        connect_target(ChatRole(target="demo")),
     ):
         pass

@@ -21,7 +21,7 @@ from inference.errors import InvalidRequest, Mismatch
 from inference.text.tokenizer import Tokenizer
 from inference.text.tokenizer_settings import TokenizerSettings
 from outrider.client.connecting import target_tokenizer
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 from outrider.options.roles import FusedTargetRole, TargetRole
 from outrider.target.target import load_target
 from tests.support.models import write_checkpoint_with_tokenizer

@@ -12,7 +12,7 @@ from grpc_comm.server.server import BackgroundServer
 from inference.errors import UnsupportedModel
 from inference.model.checkpoints.config import read_config
 from outrider.draft_methods import eagle
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 from outrider.options.roles import FusedTargetRole
 from outrider.target.target import load_target
 from tests.support import heads

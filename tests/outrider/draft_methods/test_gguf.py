@@ -23,9 +23,8 @@ from inference.errors import (
 from inference.model.checkpoints.checkpoint import load_decoder
 from inference.text.tokenizer import Tokenizer
 from outrider.draft_methods import model as draft_model
-from outrider.models.capacity import Capacity
-from outrider.models.directories import EMBEDDED
-from outrider.models.gguf_file import GgufFile
+from outrider.models.found_model import EMBEDDED, Capacity
+from outrider.models.other_libraries import GgufFile
 from outrider.options.groups import DeviceOptions
 from outrider.options.roles import DraftRole, TargetRole
 from outrider.target.target import load_target

@@ -22,8 +22,7 @@ from inference.sampling import Grammar, GrammarKind, SamplingParams
 from inference.text.grammar import Grammars
 from inference.text.tokenizer import Tokenizer
 from outrider.draft_methods import find_draft
-from outrider.models.capacity import Capacity
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED, Capacity
 from outrider.options.draft_flags import METHODS
 from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
 from outrider.target.colocated_draft import with_draft

@@ -9,7 +9,7 @@ import pytest
 from inference.backends.substitute_model import SharedCacheModel
 from inference.times_file import PROFILES
 from outrider.draft_methods import find_draft
-from outrider.models.capacity import Capacity
+from outrider.models.found_model import Capacity
 from outrider.models.loading import find_target
 from outrider.options.roles import FusedTargetRole
 from tests.support.commands import Run

@@ -177,12 +177,8 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def priced(target: str) -> Iterator[str]:
     """A server for which more than the target's hours has a price: there is something to steer."""
-    prices = {"usd_per_hour": 0.2, "usd_per_kwh": 0.4, "usd_per_gb_up": 0.0, "draft_watts": 300.0}
-    options: dict[str, Any] = {
-        "draft": DEFAULT_SOURCES,
-        "batch": 2,
-        "usd_per_gb_down": 0.09,
-    } | prices
+    prices = {"usd_per_hour": 0.2, "usd_per_kwh": 0.4, "usd_per_gb": 0.09, "draft_watts": 300.0}
+    options: dict[str, Any] = {"draft": DEFAULT_SOURCES, "batch": 2} | prices
     with opened(target, **options) as (*_, address):
         yield address
 

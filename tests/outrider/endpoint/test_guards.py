@@ -110,6 +110,10 @@ REFUSED: dict[str, list[Refused]] = {
             {"add_generation_prompt": True, "continue_final_message": True},
             shown="exclude each other",
         ),
+        *(
+            Refused({"chat_template_kwargs": {name: 1}}, shown=f"own variables: got {name}")
+            for name in ("messages", "tools", "chat_template", "continue_final_message")
+        ),
         *(unserved(name) for name in UNSERVED if name not in ChatRequest.model_fields),
         *map(Refused, (b"", b"{", b"[]", b'{"messages": "x"}', b'{"messages": []}', b"\xff\xfe")),
         UNPAIRED_MESSAGE,

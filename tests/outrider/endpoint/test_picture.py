@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 from outrider.endpoint.target_manager import TargetManager
 from outrider.options.draft_flags import DEFAULT_SOURCES
 from outrider.options.roles import ServeRole
-from outrider.terminal.replay import REAL_PAIR
+from outrider.terminal.race import REAL_PAIR
 from tests.outrider.endpoint.conftest import http_server, opened
 from tests.support.chat_page import IN_A_BROWSER, PATIENCE, ask_for
 from tests.support.wire_fixtures import free_port
@@ -35,8 +35,8 @@ def blank(browser: Browser) -> Iterator[Page]:
 @pytest.fixture(scope="module")
 def made(blank: Page, target: str) -> Iterator[Page]:
     """A page with a finished text, at prices of which drafting is a small part."""
-    prices = {"usd_per_hour": 1.34, "usd_per_kwh": 0.3, "usd_per_gb_up": 0.0, "draft_watts": 30.0}
-    options: dict[str, Any] = {"draft": DEFAULT_SOURCES, "usd_per_gb_down": 0.09} | prices
+    prices = {"usd_per_hour": 1.34, "usd_per_kwh": 0.3, "usd_per_gb": 0.09, "draft_watts": 30.0}
+    options: dict[str, Any] = {"draft": DEFAULT_SOURCES} | prices
     with opened(target, **options) as (_, texts, address):
         texts.client.wait()
         blank.goto(address)

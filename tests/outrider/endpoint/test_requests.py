@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from inference.errors import InvalidRequest
 from outrider.endpoint.interfaces.messages import MessagesRequest
 from outrider.endpoint.interfaces.requests import SEEDS, ChatRequest
 from outrider.endpoint.interfaces.responses import ResponseRequest
@@ -158,9 +157,3 @@ def test_what_nests_too_deeply_is_refused_before_anything_reads_it() -> None:
     ):
         with pytest.raises(ValidationError, match="deeper than 100"):
             chat(**fields)
-
-
-def test_variables_are_the_templates_own() -> None:
-    for name in ("messages", "tools", "chat_template", "continue_final_message"):
-        with pytest.raises(InvalidRequest, match=name):
-            chat(chat_template_kwargs={name: 1}).parameters()

@@ -162,8 +162,8 @@ def test_settings_that_are_not_allowed_leave_the_target_in_use(target: str) -> N
         with pytest.raises(InvalidRequest):
             manager.open(TargetSettings(address="a:b:c,"))
         assert manager.texts is texts
-        assert manager.options.connection.token_file is not None
-        with open(manager.options.connection.token_file, encoding="utf-8") as file:
+        assert manager.options.token_file is not None
+        with open(manager.options.token_file, encoding="utf-8") as file:
             assert file.read() == "t" * 20 + "\n"
 
 
@@ -174,10 +174,10 @@ def test_the_servers_own_token_is_for_its_own_target_only(target: str, tmp_path:
     manager = TargetManager(ServeRole(target_host=target, draft="none", token_file=str(token)))
     with closing(manager):
         manager.open(TargetSettings(address=target, draft="none"))
-        assert manager.options.connection.token_file == str(token)
+        assert manager.options.token_file == str(token)
         with pytest.raises(Unavailable):
             manager.open(TargetSettings(address="127.0.0.1:1", draft="none"))
-        assert manager.options.connection.token_file is None
+        assert manager.options.token_file is None
 
 
 def test_two_starts_at_once_leave_one_target_that_answers(target: str) -> None:

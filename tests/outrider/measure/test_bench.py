@@ -15,9 +15,9 @@ import pytest
 
 from inference.files.writing import locked
 from outrider.cli import main
-from outrider.measure.arms import AGAIN
 from outrider.measure.journal import NAME, TextKey, opened, plan_of, read_run
-from outrider.models.directories import find_tokenizer
+from outrider.measure.run import AGAIN
+from outrider.models.found_model import find_tokenizer
 from outrider.options.roles import TargetRole
 from tests.support.commands import Ended, Run
 from tests.support.refusals import assert_refused
@@ -41,7 +41,7 @@ def words(target: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The command of a small run, without its --out."""
     file = tmp_path_factory.mktemp("prompts") / "own.jsonl"
     file.write_text("\n".join(map(json.dumps, PROMPTS)))
-    flags = ["--max_new_tokens", "6", "--num_runs", "1", "--presets", "hybrid,suffix"]
+    flags = ["--max_new_tokens", "6", "--num_runs", "1", "--preset", "hybrid,suffix"]
     return ["bench", "--target_host", target, "--file", str(file), *flags]
 
 
@@ -112,7 +112,7 @@ def test_a_target_behind_an_emulated_link_is_where_its_own_address_says(
     words: list[str], target: str, tmp_path: Path, run: Run
 ) -> None:
     """0.0.0.0 leads to this machine, too, without saying so."""
-    flags = ["--max_new_tokens", "2", "--num_runs", "1", "--presets", "suffix", "--samples", "1"]
+    flags = ["--max_new_tokens", "2", "--num_runs", "1", "--preset", "suffix", "--samples", "1"]
     for host, shared in ((target, True), (target.replace("127.0.0.1", "0.0.0.0"), False)):
         out = tmp_path / str(shared)
         reached = ["--target_host", host, "--insecure", "--rtt", "1", "--out", out]
@@ -123,7 +123,7 @@ def test_a_target_behind_an_emulated_link_is_where_its_own_address_says(
 def test_a_preset_whose_draft_the_target_lacks_is_refused_in_one_line(
     words: list[str], tmp_path: Path, run: Run
 ) -> None:
-    ended = run(*words, "--presets", "eagle_sd", "--out", tmp_path / "out")
+    ended = run(*words, "--preset", "eagle_sd", "--out", tmp_path / "out")
     ended.assert_failed("--draft beside", "no draft beside it", "fused_target")
 
 

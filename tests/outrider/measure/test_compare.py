@@ -16,7 +16,11 @@ import pytest
 
 import outrider
 from outrider.measure import testbed
-from outrider.measure.arms import (
+from outrider.measure.commands import compare as main
+from outrider.measure.commands import parse
+from outrider.measure.journal import NAME
+from outrider.measure.report import WIDTH
+from outrider.measure.run import (
     AGAIN,
     ARCHITECTURES,
     BASELINE,
@@ -24,10 +28,6 @@ from outrider.measure.arms import (
     FUSED,
     GROWING,
 )
-from outrider.measure.commands import compare as main
-from outrider.measure.commands import parse
-from outrider.measure.journal import NAME
-from outrider.measure.report import WIDTH
 from outrider.measure.verbs.options import CompareOptions
 from outrider.options.roles import FusedTargetRole
 from outrider.target.spawn import Started
@@ -134,7 +134,7 @@ MISSING = (
     "--prompt-text /nowhere",
     "--target_host 127.0.0.1:1",
     "--target_model /nowhere/model",
-    "--instance nothing.large --no_live --port PORT",
+    "--instance nothing.large --port PORT",
 )
 
 

@@ -11,15 +11,17 @@ import pytest
 from inference.backends import Model
 from inference.backends.neuron import sdk
 from inference.times_file import find_profile
-from outrider.measure.arms import BASELINE
 from outrider.measure.commands import prove
 from outrider.measure.figures import Interval, summarise
-from outrider.measure.verbs.graph_times import GraphTimes, time_graphs, times_table
+from outrider.measure.run import BASELINE
 from outrider.measure.verbs.prove import (
     DRAFTED,
     REPEATS,
     TEMPERATURES,
+    GraphTimes,
     memory_lines,
+    time_graphs,
+    times_table,
     verdict,
 )
 from tests.outrider.measure.texts import key, record, rows
@@ -81,22 +83,9 @@ def timed(*seconds: tuple[int, int, float]) -> GraphTimes:
     return GraphTimes({(a, b): Interval(one, one, one) for a, b, one in seconds}, {})
 
 
-def test_a_fit_finds_the_parts_of_a_forward_pass_again() -> None:
-    shapes = ((1, 1), (1, 16), (1, 64), (4, 16), (1, 256))
-    found = timed(*((a, b, 0.03 + 0.001 * a + 0.0002 * a * b) for a, b in shapes)).fit()
-    assert found is not None
-    assert found[:3] == pytest.approx((0.03, 0.001, 0.0002))
-    assert found.error < 1e-6
-    assert timed((1, 1, 0.1), (1, 16, 0.2)).fit() is None
-    # a quick row would be negative: it is none, and nothing else becomes negative for it
-    quick = timed(*((a, b, 0.03 - 0.001 * a + 0.0002 * a * b) for a, b in shapes)).fit()
-    assert quick is not None
-    assert min(quick[:3]) >= 0
-
-
 def test_a_shape_that_fails_has_its_own_reason_and_no_seconds() -> None:
     times = timed((1, 1, 0.03))._replace(failures={(4, 16): "out of memory"})
-    lines = times_table(times, None, "trn1")
+    lines = times_table(times, "trn1")
     assert any(line.endswith("out of memory") for line in lines)
     assert "256 GB/s" in lines[-1]
     assert times.record()[1] == {

@@ -13,18 +13,18 @@ import pytest
 import outrider
 from inference.times import Times
 from outrider.cli import main
-from outrider.measure.arms import AGAIN, BASELINE
+from outrider.measure.run import AGAIN, BASELINE
 from outrider.measure.verbs import recommend
 from outrider.measure.verbs.recommend import choose, command, reason
-from outrider.models.directories import EMBEDDED
-from outrider.options.parsing import parse
+from outrider.models.found_model import EMBEDDED
+from outrider.options.commands import parse
 from outrider.options.roles import DraftRole
 from outrider.text.completion import Completion
 from tests.outrider.measure.texts import rows
 from tests.support.wire_fixtures import background, successor_engine
 
 WAYS = ["target-only", "copied text", "outrider-embedded-draft"]
-BRIEF = ["--max_new_tokens", "4", "--seconds", "60"]
+BRIEF = ["--max_new_tokens", "4"]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_what_fits_is_measured_and_the_command_runs(
     assert words[:2] == ["outrider", "run"]
     chosen = parse(words[1:])
     assert isinstance(chosen, DraftRole)
-    assert chosen.connection.target_host == target
+    assert chosen.target_host == target
     assert main([*words[1:], "--max_new_tokens", "4"]) == 0
 
 
@@ -77,11 +77,11 @@ def test_published_drafts_are_listed_and_a_run_without_texts_is_an_error(
 ) -> None:
     named = tmp_path / "qwen2.5-coder-7b"
     named.symlink_to(EMBEDDED / "target", target_is_directory=True)
-    with outrider.serve(port=0, batch=1, model=str(named)) as served:
-        assert main(["recommend", "--target_host", served.address, "--seconds", "0"]) == 1
+    with outrider.serve(port=0, batch=1, model=str(named), sequence_length=8) as served:
+        assert main(["recommend", "--target_host", served.address, *BRIEF]) == 1
     told = capsys.readouterr()
     assert "published, not here: Qwen/Qwen2.5-Coder-0.5B-Instruct" in told.out
-    assert "--seconds 0: no text was generated" in told.err
+    assert "no text was generated: every prompt is too long" in told.err
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_the_targets_times_are_the_reason_where_each_node_costs_as_much_as_the_f
 
 
 def test_a_command_says_what_was_given_and_nothing_that_is_off() -> None:
-    line = command({"target_host": "a b", "tls": True, "insecure": False, "threads": 2})
-    assert line == "outrider run 'def main():' --target_host 'a b' --tls --threads 2"
+    line = command({"target_host": "a b", "baseline": True, "insecure": False, "threads": 2})
+    assert line == "outrider run 'def main():' --target_host 'a b' --baseline --threads 2"
 
 
 def test_a_target_whose_tokenizer_is_not_here_is_refused_in_one_line(

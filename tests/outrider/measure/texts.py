@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from inference.cost.billing import Billing, Figure
-from outrider.measure.arms import BASELINE, Arm
 from outrider.measure.figures import Row, summarise
 from outrider.measure.journal import TextKey, Values
-from outrider.money.budget import RunBudget
+from outrider.measure.run import BASELINE, Arm
+from outrider.money import RunBudget
 from outrider.text.completion import Completion
 from tests.support.commands import changed, completion
 
 UNREAD = Figure.unavailable("no counter here")
-PRICED = Billing(3.6, 0.36, 0.0, 0.0, draft_watts=10.0, target_watts=100.0, source="given")
+PRICED = Billing(3.6, 0.36, 0.0, draft_watts=10.0, target_watts=100.0, source="given")
 FREE = Billing()
 
 

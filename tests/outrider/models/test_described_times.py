@@ -30,13 +30,13 @@ from inference.planner.acceptance import read_acceptance
 from inference.planner.prices import TUNING
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED, Times
-from outrider.client.pools import GrowingRows, Pair
-from outrider.client.probing import PROBES, measure_round_trip
+from outrider.client.connecting import PROBES, measure_round_trip
+from outrider.client.drafting import GrowingRows, Pair
 from outrider.draft_methods import find_draft
-from outrider.models.capacity import Capacity
+from outrider.models.found_model import Capacity
 from outrider.models.loading import PREFILL_NODES, find_checkpoint
 from outrider.models.profiles import Profiles
-from outrider.money.goal import Goal
+from outrider.money import Goal
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
 from outrider.target.target import load_target

@@ -21,11 +21,10 @@ from inference.loop.decode import Step
 from inference.sampling import SamplingParams
 from inference.text.tokenizer import Tokenizer
 from outrider.draft_methods import find_draft
-from outrider.models.capacity import Capacity
 from outrider.models.catalog.models_here import find_models
-from outrider.models.directories import EMBEDDED
-from outrider.models.library_checkpoint import LibraryCheckpoint
+from outrider.models.found_model import EMBEDDED, Capacity
 from outrider.models.loading import Checkpoint, find_target
+from outrider.models.other_libraries import LibraryCheckpoint
 from outrider.options.groups import DeviceOptions, DraftModelOptions, QuantizationOptions
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_served

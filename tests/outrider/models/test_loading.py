@@ -1,24 +1,35 @@
-"""What is shown while a model is loaded, and what is kept of it."""
+"""What is shown while a model is loaded, in which type it is computed, and drafts of fewer bits."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from inference.backends.neuron import sdk as neuron_sdk
+from inference.engine.sessions.local_session import LocalSession
+from inference.loop.decode import Step
 from inference.model.checkpoints.checkpoint import Loading
+from inference.model.quantized import Quantization, quantize
+from inference.sampling import SamplingParams
 from outrider.draft_methods import find_draft
-from outrider.models.capacity import Capacity
-from outrider.models.loading import PREFILL_NODES
-from outrider.models.loading_status import loading_status
-from outrider.options.groups import DeviceOptions, DraftModelOptions
+from outrider.models import devices as precision
+from outrider.models.devices import ComputeType, pick
+from outrider.models.found_model import EMBEDDED, Capacity
+from outrider.models.loading import PREFILL_NODES, Checkpoint, find_checkpoint, loading_status
+from outrider.options.commands import parse
+from outrider.options.groups import DeviceOptions, DraftModelOptions, QuantizationOptions
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_served
+from tests.support import pairs
 from tests.support.commands import Terminal
 from tests.support.models import write_checkpoint_with_tokenizer
+from tests.support.pairs import rounds, speculated
 
 
 def load() -> None:
@@ -73,3 +84,120 @@ def test_a_target_without_an_end_of_text_is_loaded(tmp_path: Path) -> None:
         model=str(model), port=0, batch=1, max_tree_nodes=8, sequence_length=64, device="cpu"
     )
     load_served(options)
+
+
+F32 = ComputeType(torch.float32)
+ROOMY = 1e3
+
+
+class DraftOptions(DeviceOptions, QuantizationOptions):
+    """Flags of a draft on this machine."""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """A checkpoint in bfloat16 that is large enough to be measured."""
+    sizes = {"hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 5}
+    directory = write_checkpoint_with_tokenizer(tmp_path_factory.mktemp("models"), **sizes)
+    (path,) = directory.glob("*.safetensors")
+    save_file({name: tensor.bfloat16() for name, tensor in load_file(path).items()}, path)
+    return find_checkpoint(str(directory), "target")
+
+
+@pytest.fixture
+def has(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The processor's instructions."""
+    names = list[str]()
+    monkeypatch.setattr(precision, "instructions", lambda: names)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("own", "has", "room", "picked"),
+    [
+        (torch.bfloat16, ["avx2"], ROOMY, F32),
+        (torch.bfloat16, ["avx2"], 8.0, F32),
+        (torch.bfloat16, ["avx2"], 7.9, None),  # it would take over half of the memory
+        (torch.bfloat16, ["avx512_bf16"], ROOMY, None),
+        (torch.float16, ["avx512_bf16"], ROOMY, F32),
+        (torch.float32, [], ROOMY, None),
+        (torch.float64, ["amx_int8"], ROOMY, None),
+        (torch.bfloat16, ["amx_int8", "amx_bf16"], ROOMY, ComputeType(torch.bfloat16, "int8")),
+        (torch.float32, ["avx_vnni"], ROOMY, ComputeType(torch.float32, "int8")),
+    ],
+)
+def test_the_instructions_decide(
+    own: torch.dtype, has: list[str], room: float, picked: ComputeType | None
+) -> None:
+    assert pick(own, has, room) == picked
+
+
+def test_a_target_keeps_its_weights_exactly(
+    large: Checkpoint, has: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = DeviceOptions(device="cpu", threads=1)
+    has += ["avx512_vnni", "avx512_bf16"]
+    assert large.settled(options, drafts=False) is large
+    has.remove("avx512_bf16")
+    widened = large.settled(options, drafts=False)
+    assert "--dtype auto takes float32" in capsys.readouterr().err
+    assert widened.fingerprint() == large.fingerprint()
+    assert widened.load(options, Capacity(1, 16, 0, 16)).dtype is torch.float32
+
+
+def test_a_draft_may_be_rounded_to_int8_and_has_a_fingerprint_of_its_own(
+    large: Checkpoint, has: list[str]
+) -> None:
+    has += ["avx512_vnni"]
+    rounded = large.settled(DraftOptions(device="cpu", threads=1), drafts=True)
+    assert rounded.quantization == "int8"
+    assert rounded.fingerprint() != large.fingerprint()
+
+
+def test_what_was_asked_for_or_is_small_is_left_as_it_is(large: Checkpoint, has: list[str]) -> None:
+    has += ["avx512_vnni"]
+    here = DraftOptions(device="cpu")
+    for found, options in [
+        (large, here.replace(dtype="bfloat16")),
+        (large, DraftOptions(device="neuron-legacy")),
+        (replace(large, quantization="int4"), here),
+        (find_checkpoint(None, "target"), here),
+        (find_checkpoint(str(EMBEDDED / "target"), "target"), here),
+    ]:
+        assert found.settled(options, drafts=True) is found
+
+
+def test_auto_is_what_no_flag_means() -> None:
+    words = ["--role", "target", "--dtype"]
+    assert parse([*words, "auto"]) == parse(words[:2])
+    assert parse([*words, "float16"]).replace(dtype="auto") == parse(words[:2])
+
+
+PROMPT = pairs.prompt_of(9)
+
+
+def test_int8_of_the_targets_own_weights_proposes_most_of_its_tokens() -> None:
+    served, draft, steps = pairs.engine(pairs.decoder(1)), pairs.decoder(1), list[Step]()
+    quantize(draft, "int8")
+    session = LocalSession(served)
+    made = speculated(session, rounds(draft), PROMPT, SamplingParams(), 40, steps.append)
+    assert len(made) == 40
+    assert len([step for step in steps if step.tokens]) <= 20
+
+
+def found(quantization: Quantization | None = None) -> Checkpoint:
+    """The embedded draft."""
+    draft = find_draft(QuantizationOptions(draft_quantization=quantization))
+    assert isinstance(draft.model, Checkpoint)
+    return draft.model
+
+
+def test_a_draft_is_loaded_as_its_flag_says(capsys: pytest.CaptureFixture[str]) -> None:
+    found("int8").load(DeviceOptions(), Capacity(1, 64, 8, 16))
+    assert "float32, int8 matrices on cpu" in capsys.readouterr().err
+
+
+def test_drafts_that_compute_differently_have_fingerprints_of_their_own() -> None:
+    drafts = [found(), found("int8"), found("int4")]
+    assert len({draft.fingerprint()[:16] for draft in drafts}) == len(drafts)
+    assert all(len(draft.fingerprint()) == 32 for draft in drafts)

@@ -14,7 +14,7 @@ from inference.cost.billing import Billing
 from inference.errors import InvalidRequest
 from inference.planner.prices import Usage
 from inference.text_log import Traffic
-from outrider.money.budget import RunBudget
+from outrider.money import RunBudget
 from outrider.options.roles import TargetRole
 from tests.support.clock import Clock
 from tests.support.commands import Run
@@ -30,7 +30,7 @@ def clock() -> Clock:
 def test_a_text_alone_pays_all_of_its_seconds_also_when_it_fails_and_nothing_is_paid_between(
     clock: Clock,
 ) -> None:
-    paying = RunBudget(Billing(3600.0, target_share=0.5), clock=clock)
+    paying = RunBudget(Billing(1800.0), clock=clock)
     with paying.charge() as charge:
         clock.now = 3.0
         assert (charge.usd, paying.spent) == (1.5, 1.5)
@@ -56,13 +56,13 @@ def test_seconds_in_which_several_texts_are_made_are_paid_once_and_shared(clock:
 
 
 def test_drafting_and_bytes_of_all_texts_add_up(clock: Clock) -> None:
-    paying = RunBudget(Billing(0.0, 3.6, 1.0, 2.0, draft_watts=10.0), clock=clock)
+    paying = RunBudget(Billing(0.0, 3.6, 1.0, draft_watts=10.0), clock=clock)
     for _ in range(2):
         with paying.charge() as charge:
             charge.take(1.0, Traffic(bytes_up=500, bytes_down=50))
             charge.take(2.0, Traffic(bytes_up=1000, bytes_down=100))
     assert paying.usage == Usage(0.0, 4.0, 2000, 200)
-    assert paying.spent == pytest.approx(4.0 * 10.0 * 1e-6 + 2000e-9 + 2 * 200e-9)
+    assert paying.spent == pytest.approx(4.0 * 10.0 * 1e-6 + 2200e-9)
     assert charge.usd == pytest.approx(paying.spent / 2)
 
 
@@ -91,10 +91,9 @@ A_DOLLAR_A_SECOND = [
     "--max_new_tokens", "60", "--temperature", "0", "--json", "--usd_per_hour", "3600",
 ]  # fmt: skip
 BY_THE_BYTE = [
-    "--usd_per_hour", "0.001", "--usd_per_gb_up", "0", "--usd_per_gb_down", "1e6",
-    "--usd_per_kwh", "0", "--draft_watts", "0",
+    "--usd_per_hour", "0.001", "--usd_per_gb", "1e6", "--usd_per_kwh", "0", "--draft_watts", "0",
 ]  # fmt: skip
-"""A thousandth of a dollar for a byte from the target; a token of a text takes some 20 of them."""
+"""A thousandth of a dollar for a byte; a token takes some 20 of them from the target alone."""
 
 
 COST = re.compile(r"^cost \$([0-9.]+),", re.MULTILINE)
@@ -106,7 +105,7 @@ def test_a_run_that_has_spent_its_money_ends_with_what_was_made_and_begins_no_te
 ) -> None:
     (tmp_path / "prompts.txt").write_text("def read_lines(path):\nclass Queue:\nimport os\n")
     flags = ["--port", port, "--prompt_text", tmp_path / "prompts.txt", "--batch", "1", *trees]
-    ended = run("run", *A_DOLLAR_A_SECOND, *flags, *BY_THE_BYTE, "--max_usd", "0.6")
+    ended = run("run", *A_DOLLAR_A_SECOND, *flags, *BY_THE_BYTE, "--max_usd", "1.2")
     spent, said = ended.records, ended.err
     whole = run("run", *A_DOLLAR_A_SECOND, *flags, *BY_THE_BYTE, "--max_usd", "1000").records
     assert [done["finish_reason"] for done in spent] == ["spent"] * 3

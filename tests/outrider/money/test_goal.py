@@ -1,5 +1,5 @@
 """Goals are read from the flags and refused where they contradict themselves; prices follow a goal:
-they weigh cost as asked, and move until a limit is kept.
+they weigh cost as asked, and move until a minimum speed is kept.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import pytest
 from inference.cost.billing import Billing
 from inference.errors import InvalidRequest, OutriderError
 from inference.planner.prices import SPEED, Prices, UnitPrices, Usage
-from outrider.money.goal import EVERY, Goal, SteeredPrices, read_billing, read_goal
+from outrider.money import EVERY, Goal, SteeredPrices, read_billing, read_goal
 from outrider.options.groups import GoalOptions
 from tests.support.refusals import assert_refused
 
-PRICED, HOURS = Billing(1.34375, 0.36, 0.0, 0.09), Billing(1.34)
+PRICED, HOURS = Billing(1.34375, 0.36, 0.09), Billing(1.34)
 
 
 def test_a_goal_is_read_from_the_flags() -> None:
@@ -30,16 +30,13 @@ def test_a_goal_is_read_from_the_flags() -> None:
     assert read(Billing()) == Goal("api_cost")
     assert read(whole, cs="balanced") == Goal("total_cost", 0.5)
     assert read(whole, cs="30", objective="draft_energy") == Goal("draft_energy", 0.3)
-    assert read(PRICED, max_usd_per_1m=5.0) == Goal("api_cost", max_per_token=5e-6)
     assert read(PRICED, min_tps=9.0) == Goal("api_cost", min_tps=9.0)
-    watts = Billing(draft_watts=20.0, target_watts=400.0)
-    assert read(watts, max_joules_per_token=2.0) == Goal("energy_total", max_per_token=2.0)
 
 
 def test_speed_alone_is_a_goal_without_weight_and_limit() -> None:
     assert Goal().speed_alone
-    others = (Goal(weight=0.01), Goal(min_tps=1.0), Goal(max_per_token=1.0))
-    assert not any(goal.speed_alone for goal in others)
+    assert not Goal(weight=0.01).speed_alone
+    assert not Goal(min_tps=1.0).speed_alone
 
 
 @pytest.mark.parametrize(
@@ -47,7 +44,6 @@ def test_speed_alone_is_a_goal_without_weight_and_limit() -> None:
     [
         {"cs": "1"},
         {"min_tps": 9.0},
-        {"max_usd_per_1m": 5.0},
         {"cs": "cost", "objective": "total_cost"},
     ],
 )
@@ -56,12 +52,12 @@ def test_a_cost_without_a_price_says_how_to_give_one(values: dict[str, Any]) -> 
     assert_refused(lambda: read_goal(options, Billing()), ["--usd_per_hour", "--instance"])
 
 
-def test_a_limit_in_joules_needs_the_watts_of_both_machines() -> None:
-    options, alone = GoalOptions(max_joules_per_token=2.0), Billing(draft_watts=20.0)
+def test_the_energy_of_both_machines_needs_the_watts_of_both() -> None:
+    options, alone = GoalOptions(cs="cost", objective="energy_total"), Billing(draft_watts=20.0)
     assert_refused(lambda: read_goal(options, alone), ["watts of the target"])
 
 
-ALL = replace(PRICED, usd_per_gb_down=0.0)
+ALL = replace(PRICED, usd_per_gb=0.0)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +69,7 @@ ALL = replace(PRICED, usd_per_gb_down=0.0)
         (None, replace(ALL, draft_watts=0.0), "total_cost is proportional to time"),
         ("draft_energy", HOURS, "watts of the draft"),
         (None, replace(ALL, draft_watts=9.0), ""),
-        (None, replace(ALL, draft_watts=0.0, usd_per_gb_up=0.1), ""),
+        (None, replace(ALL, draft_watts=0.0, usd_per_gb=0.1), ""),
         ("draft_energy", replace(HOURS, draft_watts=9.0), ""),
     ],
 )
@@ -97,8 +93,8 @@ def test_where_every_position_of_the_knob_asks_for_the_same_none_is_offered(
         (None, HOURS, False),  # cost is time
         (None, replace(PRICED, draft_watts=30.0), False),  # 0.8 % of the target's price
         (None, replace(PRICED, draft_watts=300.0), False),  # 8 %
-        (None, replace(PRICED, draft_watts=100.0, target_share=1 / 16), True),  # 43 %
-        (None, replace(PRICED, draft_watts=0.0, usd_per_gb_up=90.0), True),  # dear traffic
+        (None, replace(PRICED, draft_watts=1600.0), True),  # 43 %
+        (None, replace(PRICED, draft_watts=0.0, usd_per_gb=90.0), True),  # dear traffic
         ("energy_total", Billing(draft_watts=30.0, target_watts=150.0), False),
         ("energy_total", Billing(draft_watts=30.0, target_watts=60.0), True),
         ("draft_energy", Billing(draft_watts=30.0), True),
@@ -130,7 +126,7 @@ def test_where_cost_is_time_every_weight_decides_as_speed_alone(weight: float) -
 @pytest.mark.parametrize(
     ("values", "billing", "named"),
     [
-        ({"cs": "cost"}, Billing(1.0, 0.3, draft_watts=20.0), "--usd_per_gb_up and --usd_per_gb"),
+        ({"cs": "cost"}, Billing(1.0, 0.3, draft_watts=20.0), "needs --usd_per_gb (0"),
         ({"cs": "cost"}, PRICED, "needs --draft_watts (0"),
         ({"min_tps": 9.0}, replace(PRICED, usd_per_kwh=None, draft_watts=20.0), "--usd_per_kwh (0"),
         ({"cs": "cost"}, HOURS, ""),  # the hours alone are priced
@@ -153,21 +149,21 @@ def test_the_price_of_the_target_is_the_users_the_instances_or_its_own_word() ->
     assert not read_billing(GoalOptions()).described(0.0).priced
     described = Billing(2.5, source="$2.5 an hour, as the target says")
     assert read_billing(GoalOptions()).described(2.5) == described
-    given = GoalOptions(usd_per_hour=1.0, usd_per_kwh=0.3, usd_per_gb_up=0.0, target_share=0.5)
-    stated = Billing(1.0, 0.3, 0.0, target_share=0.5, source="$1 an hour, as given")
+    given = GoalOptions(usd_per_hour=1.0, usd_per_kwh=0.3, usd_per_gb=0.0)
+    stated = Billing(1.0, 0.3, 0.0, source="$1 an hour, as given")
     assert read_billing(given).described(2.5) == stated
 
 
 def test_a_listed_price_is_said_with_its_source_and_day() -> None:
-    options = GoalOptions(instance="trn1.2xlarge", no_live=True, usd_per_gb_down=0.5)
+    options = GoalOptions(instance="trn1.2xlarge", usd_per_gb=0.5)
     listed = read_billing(options).described(2.5)
-    assert replace(listed, source=None) == Billing(1.34375, usd_per_gb_down=0.5)
+    assert replace(listed, source=None) == Billing(1.34375, usd_per_gb=0.5)
     said = ("$1.34375 an hour", "trn1.2xlarge in us-east-1, on-demand", "snapshot", "2026-09-24)")
     assert all(words in (listed.source or "") for words in said)
 
 
 def test_an_instance_that_nobody_prices_is_refused_with_a_flag_that_there_is() -> None:
-    options = GoalOptions(instance="trn9.2xlarge", no_live=True)
+    options = GoalOptions(instance="trn9.2xlarge")
     assert_refused(lambda: read_billing(options), ["trn9", "--usd_per_hour"], OutriderError)
 
 
@@ -196,15 +192,8 @@ def test_drafting_gets_dearer_with_the_weight_of_cost() -> None:
     assert steered(Goal(weight=0.3), SLOW).weight == 0.3
 
 
-@pytest.mark.parametrize(
-    "goal",
-    [
-        Goal(min_tps=50.0),  # 100 and 25 tokens a second
-        Goal(max_per_token=1e-4),  # 2.1e-4 and 5e-5 of cost
-    ],
-)
-def test_a_limit_moves_the_weight_to_cost_while_there_is_room_and_back(goal: Goal) -> None:
-    prices = steered(goal, FAST)
+def test_a_minimum_speed_moves_the_weight_to_cost_while_there_is_room_and_back() -> None:
+    prices = steered(Goal(min_tps=50.0), FAST)  # 100, and then 25 tokens a second
     towards_cost = prices.weight
     assert towards_cost > 0
     for _ in range(40 * EVERY):
@@ -212,6 +201,6 @@ def test_a_limit_moves_the_weight_to_cost_while_there_is_room_and_back(goal: Goa
     assert prices.weight < towards_cost
 
 
-def test_a_limit_that_cannot_be_kept_leaves_the_weight_at_its_bound() -> None:
+def test_the_weight_stays_at_its_bounds() -> None:
     assert steered(Goal(min_tps=1e6), SLOW).weight == 0.0
-    assert steered(Goal(max_per_token=1e-9), SLOW, 100 * EVERY).weight == 1.0
+    assert steered(Goal(min_tps=1e-6), SLOW, 100 * EVERY).weight == 1.0

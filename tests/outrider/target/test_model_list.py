@@ -22,7 +22,7 @@ from grpc_comm.server.server import BackgroundServer
 from inference.errors import Unavailable
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 from outrider.options.roles import ServingRole, TargetRole
 from outrider.target.model_list import lazily, read_listed
 from outrider.target.target import load_target

@@ -167,7 +167,7 @@ def test_a_fleet_grows_under_load_and_shrinks_after_it_and_no_text_is_lost(
     own: dict[Asked, list[int]],
 ) -> None:
     """It stands first: two fleets on one machine would share the ports of their replicas."""
-    flags = ["--replicas", "1", "--max_replicas", "2", "--batch", "2", "--grace", "5"]
+    flags = ["--replicas", "1,2", "--batch", "2", "--grace", "5"]
     with (
         running_fleet(*flags, "--insecure") as fleet,
         outrider.connect(fleet.address, patience=PATIENCE, batch=2) as engine,

@@ -22,7 +22,7 @@ def test_each_replica_takes_the_targets_flags_and_not_the_ingresss_address() -> 
 
 REFUSED: list[tuple[str, ...]] = [
     ("", "--keys_file FILE"),
-    ("--insecure --replicas 3 --max_replicas 2", "--max_replicas 2"),
+    ("--insecure --replicas 3,2", "--replicas"),
     ("--insecure --tls_cert a", "--tls_cert"),
 ]
 

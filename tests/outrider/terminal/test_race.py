@@ -14,9 +14,16 @@ from rich.console import Console
 from inference.errors import InvalidRequest
 from outrider.client.watching import TextEvent
 from outrider.terminal.demo import Texts, busy_reason, conclusion
-from outrider.terminal.race import Lane, Race, can_race, show_race
-from outrider.terminal.replay import REAL_PAIR, arrivals_of, read_recording
-from outrider.terminal.replay import conclusion as recorded_conclusion
+from outrider.terminal.race import (
+    REAL_PAIR,
+    Lane,
+    Race,
+    arrivals_of,
+    can_race,
+    read_recording,
+    show_race,
+)
+from outrider.terminal.race import conclusion as recorded_conclusion
 from outrider.text.completion import Completion
 from tests.support.commands import Run, completion
 from tests.support.refusals import assert_refused

@@ -22,8 +22,8 @@ from inference.order import Pace, Progress
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text.tokenizer import Tokenizer
-from outrider.models.directories import EMBEDDED
-from outrider.money.budget import RunBudget
+from outrider.models.found_model import EMBEDDED
+from outrider.money import RunBudget
 from outrider.text.completion import Completion, Request, complete, silent
 from outrider.text.pieces import Piece
 from tests.support.pairs import SEQUENCE_LENGTH, perturbed

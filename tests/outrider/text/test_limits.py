@@ -6,7 +6,7 @@ import pytest
 
 from inference.cost.billing import price_words
 from inference.times import Times
-from outrider.doctor.checks import plan
+from outrider.doctor import plan
 from outrider.text.completion import Completion
 from outrider.text.limits import Limit, arithmetic_reason, limit_of, time_lines
 from tests.support.commands import changed, completion

@@ -1,29 +1,102 @@
-"""Checks of this machine: its draft, the target, the link, and AWS credentials."""
+"""Verb doctor: checks this machine, its draft, the target, the link, and AWS credentials. Each
+finding is printed at once, with a remedy; a fault makes the exit code 1.
+
+The health check, for containers and Kubernetes, uses gRPC's health protocol, which needs no key,
+and loads no torch and no model.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
 
+from grpc_comm.client.channel import Channel
 from grpc_comm.client.connection import Connection, list_models
-from inference.command import printable, say
+from grpc_comm.security import SecurityOptions
+from inference.command import FAILED, printable, say
 from inference.errors import MissingExtra, OutriderError, is_installed
 from inference.planner.profiling import survey_draft
 from inference.times import Times
-from outrider.client.connecting import connect_target, target_tokenizer
-from outrider.client.probing import measure_round_trip
-from outrider.doctor.finding import Finding, refused
+from outrider.client.connecting import connect_target, measure_round_trip, target_tokenizer
 from outrider.draft_methods import FoundDraft, find_draft
-from outrider.models.capacity import Capacity
-from outrider.models.directories import find_tokenizer
+from outrider.installation import outrider_version
+from outrider.models.found_model import Capacity, find_tokenizer
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.machine import memory_size
 from outrider.options.network import ConnectionOptions
-from outrider.options.tool_roles import DoctorRole
+from outrider.options.roles import DoctorRole
 from outrider.text.limits import arithmetic_reason
-from outrider.version import outrider_version
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A fact about this machine or the target, with a remedy if it is a fault."""
+
+    subject: str
+    text: str
+    severity: Literal["fine", "warning", "fault"] = "fine"
+    remedy: str = ""
+
+
+_SECONDS, _WIDTH = 5.0, 12
+
+
+def show(findings: Iterable[Finding], *, as_json: bool) -> int:
+    """Print each finding as soon as it is known. Returns 1 if any is a fault, else 0."""
+    shown = []
+    for finding in findings:
+        shown.append(finding)
+        if not as_json:
+            print(*_lines(finding), sep="\n", flush=True)
+    faults = sum(finding.severity == "fault" for finding in shown)
+    if as_json:
+        print(
+            json.dumps(
+                {"faults": faults, "findings": [asdict(finding) for finding in shown]}, indent=1
+            )
+        )
+    return FAILED if faults else 0
+
+
+def _lines(finding: Finding) -> Iterator[str]:
+    mark = "" if finding.severity == "fine" else f"{finding.severity.upper()}: "
+    yield f"{finding.subject:{_WIDTH}}{mark}{finding.text}"
+    if finding.remedy:
+        yield f"{'':{_WIDTH}}remedy: {finding.remedy}"
+
+
+def doctor(options: DoctorRole) -> int:
+    """Run the checks and print their findings. Returns 1 if any is a fault, else 0."""
+    findings = check_health(options) if options.health else check_all(options)
+    return show(findings, as_json=options.as_json)
+
+
+def check_health(options: ConnectionOptions) -> Iterator[Finding]:
+    """Check the health of the first target of --target_host."""
+    address, name = options.endpoints[0].address, ""
+    system = options.trusts_system
+    trusted = Path(options.tls_ca) if options.tls_ca and not system else None
+    if options.tls_cert and options.tls_ca is None:
+        from grpc_comm.certificate import certificate_hosts
+
+        trusted = Path(options.tls_cert)
+        name = certificate_hosts(trusted)[0]  # a trusted certificate may have any name
+    try:
+        channel = Channel(address, SecurityOptions(tls_ca=trusted, tls=system), name)
+        with closing(channel):
+            channel.check_health(_SECONDS)
+    except OutriderError as error:
+        remedy = "wait while it loads or drains; else see its log"
+        yield Finding("health", printable(str(error)), "fault", remedy)
+    else:
+        yield Finding("health", f"{address} accepts sessions")
 
 
 def check_all(options: DoctorRole) -> Iterator[Finding]:
@@ -45,16 +118,16 @@ def _check_draft_and_link(options: DoctorRole) -> Iterator[Finding]:
     except MissingExtra as error:
         yield Finding("draft", printable(str(error)))
     except OutriderError as error:
-        yield refused("draft", error)
+        yield Finding("draft", printable(str(error)), "fault")
         return
     try:
         tokenizer = draft.tokenizer if draft else find_tokenizer(options.draft_name, "draft")
         name = draft.name if draft else "the tokenizer here"
-        with connect_target(options.connection) as target:
+        with connect_target(options) as target:
             target_tokenizer(target, tokenizer, name)
-            yield from _of_target(target, options.connection, call)
+            yield from _of_target(target, options, call)
     except OutriderError as error:
-        yield refused("target", error)
+        yield Finding("target", printable(str(error)), "fault")
 
 
 def check_credentials() -> Finding:
@@ -79,7 +152,6 @@ def machine() -> str:
 
 
 def _gpus() -> list[str]:
-    """Return the names of the GPUs that torch sees."""
     if not is_installed("torch"):
         return ["without torch"]
     import torch

@@ -1,14 +1,21 @@
-"""Checks that no other package has replaced Outrider's top-level packages.
-
-Other packages, too, install `inference`, `compile` or `deploy`. pip lets the package installed
-later overwrite the files of the earlier one.
+"""The installed package: Outrider's version, and a check that no other package has replaced its
+top-level packages.
 """
 
 from __future__ import annotations
 
-from importlib.metadata import packages_distributions
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
+
+
+def outrider_version() -> str:
+    """Return the version of the installed package, or `checkout`."""
+    try:
+        return version("outrider")
+    except PackageNotFoundError:  # run from a checkout that was not installed
+        return "checkout"
+
 
 MARK = b"Outrider"
 """A word that the `__init__.py` of each of Outrider's packages contains."""

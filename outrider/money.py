@@ -1,21 +1,27 @@
-"""The user's goal for drafting (speed, cost, or a limit on either), and prices that pursue it.
+"""The user's goal for drafting (speed, cost, or cost at a minimum speed), prices for it, and the
+budget of a run.
 
-To meet a limit, the weight of cost is adjusted every few tokens: up while the speed is above its
-minimum or a token is too expensive, down otherwise. No clock is read.
+For a minimum speed, the weight of cost is adjusted every few tokens: up while the speed is above
+it, down otherwise.
 """
 
 from __future__ import annotations
 
 import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from inference.command import say
-from inference.cost.billing import ENERGIES, PER_MILLION, Billing, blend
+from inference.cost.billing import ENERGIES, Billing, Figure, Quality, blend
 from inference.errors import InvalidRequest, Unavailable
 from inference.flags.group import flags_of
 from inference.planner.prices import SPEED, Prices, UnitPrices, Usage
 from inference.proposer import MESSAGE_BYTES
+from inference.text_log import Traffic
 from outrider.options.groups import GoalOptions, PriceOptions, read_knob
 
 if TYPE_CHECKING:
@@ -23,14 +29,14 @@ if TYPE_CHECKING:
 
 UNPRICED = "give --usd_per_hour or --instance, or use a target started with --usd_per_hour"
 
-OF_TOTAL = ("usd_per_kwh", "draft_watts", "usd_per_gb_up", "usd_per_gb_down")
+OF_TOTAL = ("usd_per_kwh", "draft_watts", "usd_per_gb")
 """Prices that total_cost needs in addition to the target's hourly price."""
 
 EVERY = 8
 """Tokens between two changes of the weight."""
 
 STEP = 0.2
-"""Change of the weight when the measured value is e times the limit."""
+"""Change of the weight when the measured speed is e times the minimum."""
 
 MIN_SAVED = 0.25
 """Ratio of the price of drafting to that of waiting, from which on --cs at its cost end was
@@ -46,15 +52,11 @@ UNSTEERED = "--cs needs an adaptive draft on this machine"
 
 @dataclass(frozen=True)
 class Goal:
-    """A weight of cost against speed, or a limit on either, for every request of a run.
-
-    With a limit on one, the other is optimised. The flags bound the values, and allow one limit.
-    """
+    """A weight of cost against speed, or a minimum speed, for every request of a run."""
 
     objective: str = "total_cost"
     weight: float = 0.0  # 0: only speed, 1: only cost
     min_tps: float | None = None  # minimum tokens per second, at minimum cost
-    max_per_token: float | None = None  # maximum US dollars or joules, at maximum speed
     billing: Billing = field(default_factory=Billing)
     # whether drafting gets a small price, for lack of a known price of its energy
     battery: bool = True
@@ -62,7 +64,7 @@ class Goal:
     @property
     def speed_alone(self) -> bool:
         """Whether speed is the whole goal."""
-        return self.weight == 0 and self.min_tps is None and self.max_per_token is None
+        return self.weight == 0 and self.min_tps is None
 
     @property
     def unpriced(self) -> bool:
@@ -148,18 +150,11 @@ class SteeredPrices(Prices):
 
     def _steer(self, measured: Usage) -> None:
         """Adjust the weight by the measured usage per token."""
-        spare = 0.0  # positive: increase the weight of cost
         if self.goal.min_tps is not None:
-            spare = _log(1.0, measured.wall * self.goal.min_tps)
-        elif self.goal.max_per_token is not None:
-            spare = _log(self.cost.of(measured), self.goal.max_per_token)
-        self.weight = min(max(self.weight + STEP * spare, 0.0), 1.0)
+            excess = -math.log(max(measured.wall * self.goal.min_tps, 1e-12))
+            step = STEP * min(max(excess, -1.0), 1.0)  # bounded: a stall has no lasting effect
+            self.weight = min(max(self.weight + step, 0.0), 1.0)
         self.tariff = blend(self.cost, self.weight, measured)
-
-
-def _log(numerator: float, denominator: float) -> float:
-    """Return the logarithm of a ratio, bounded so that a single stall has no lasting effect."""
-    return min(max(math.log(max(numerator, 1e-12) / max(denominator, 1e-12)), -1.0), 1.0)
 
 
 def read_billing(options: PriceOptions) -> Billing:
@@ -174,9 +169,8 @@ def read_billing(options: PriceOptions) -> Billing:
         from deploy.prices import InstancePrices
 
         try:
-            prices = InstancePrices(live=not options.no_live)
             market: Market = "spot" if options.spot else "on-demand"
-            price = prices.find(options.instance, options.region, market)
+            price = InstancePrices().find(options.instance, options.region, market)
         except Unavailable as error:
             raise Unavailable(f"{error}; give --usd_per_hour instead of --instance") from error
         return replace(billing, usd_per_hour=price.usd_per_hour, source=str(price))
@@ -186,19 +180,17 @@ def read_billing(options: PriceOptions) -> Billing:
 
 
 def read_goal(options: GoalOptions, billing: Billing) -> Goal:
-    """Read the goal from --cs, --objective and the limits.
+    """Read the goal from --cs, --objective and --min_tps.
 
     The default objective is total_cost if all its prices are stated, else api_cost. Raises
     InvalidRequest if the goal needs a missing price, and for a position of --cs if all are
     equivalent.
     """
     cost = "total_cost" if billing.priced and not _unstated(billing) else "api_cost"
-    limit = options.max_joules_per_token
     goal = Goal(
-        options.objective or ("energy_total" if limit is not None else cost),
+        options.objective or cost,
         read_knob(options.cs),
         options.min_tps,
-        limit if options.max_usd_per_1m is None else options.max_usd_per_1m / PER_MILLION,
         billing,
         battery=options.draft_watts is None,
     )
@@ -216,3 +208,125 @@ def read_goal(options: GoalOptions, billing: Billing) -> Goal:
 def _unstated(billing: Billing) -> list[str]:
     """Return the flags of the prices that total_cost lacks."""
     return [f"--{name}" for name in OF_TOTAL if getattr(billing, name) is None]
+
+
+class Charge:
+    """Usage of one request, counted until the charge is closed."""
+
+    def __init__(self, budget: RunBudget) -> None:
+        self.budget, self._taken, self._began = budget, Usage(), budget.seconds(1)[1]
+        self._ended: float | None = None
+
+    def take(self, drafting: float, traffic: Traffic) -> None:
+        """Set the request's total seconds of drafting, and its session's total bytes."""
+        self._taken = Usage(0.0, drafting, traffic.bytes_up, traffic.bytes_down)
+
+    def close(self) -> None:
+        """Stop charging time. Idempotent."""
+        if self._ended is None:
+            self._ended = self.budget.seconds(-1)[1]
+
+    @property
+    def usage(self) -> Usage:
+        """The request's usage; of a second with concurrent requests only its share counts."""
+        until = self.budget.seconds()[1] if self._ended is None else self._ended
+        return self._taken._replace(wall=until - self._began)
+
+    @property
+    def usd(self) -> float | None:
+        """The request's US dollars by the known prices; None if the target has no price."""
+        return self.budget.price(self.usage)
+
+
+class RunBudget:
+    """Counts the usage of all requests of a run. A second of the target is paid once, however many
+    requests run in it.
+
+    limit: US dollars; None for no limit
+
+    Raises InvalidRequest for a limit without a price of the target.
+    """
+
+    def __init__(
+        self,
+        billing: Billing,
+        limit: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if limit is not None and not billing.priced:
+            raise InvalidRequest(f"--max_usd needs a price of the target: {UNPRICED}")
+        self.billing, self._limit, self._clock = billing, limit, clock
+        self._open, self._closed, self._lock = list[Charge](), Usage(), threading.Lock()
+        self._wall = self._shared = self._at = 0.0
+        self._texts = 0  # requests that run
+
+    def seconds(self, texts: int = 0) -> tuple[float, float]:
+        """Return the seconds in which requests ran, each counted once, and the charge of a request
+        that ran in all of them: concurrent requests share a second evenly. Thread-safe.
+
+        texts: added to the number of running requests
+        """
+        with self._lock:
+            now = self._clock()
+            if self._texts:
+                self._wall += now - self._at
+                self._shared += (now - self._at) / self._texts
+            self._at, self._texts = now, self._texts + texts
+            return self._wall, self._shared
+
+    @contextmanager
+    def charge(self) -> Iterator[Charge]:
+        """Yield the charge of one request, counted until the context ends, also on failure."""
+        charge = Charge(self)
+        with self._lock:
+            self._open.append(charge)
+        try:
+            yield charge
+        finally:
+            charge.close()
+            usage = charge.usage
+            with self._lock:
+                self._open.remove(charge)
+                self._closed = self._closed.plus(usage)
+
+    def price(self, usage: Usage) -> float | None:
+        """Return this usage's US dollars by the known prices; None if the target has no price."""
+        return self.billing.known_prices.of(usage) if self.billing.priced else None
+
+    def cost(self, usage: Usage, tokens: int) -> Figure:
+        """Return a request's cost in US dollars: a lower bound if some prices are unknown."""
+        usd, source = self.price(usage), self.billing.source or ""
+        if usd is None:
+            return Figure.unavailable("the target has no price")
+        if not tokens:
+            return Figure.measured(usd, source)
+        total = self.billing.figures(tokens, usage)["total_cost"]
+        if total.value is None:
+            source = f"at least, by {source}; not counted: {total.source}"
+            return Figure(usd, Quality.ESTIMATED, source, lower_bound=True)
+        return Figure(usd, total.quality, source or total.source)
+
+    def energy(self, usage: Usage, tokens: int) -> Figure:
+        """Return the joules that this machine used to draft a request, by --draft_watts."""
+        if not tokens:
+            return Figure.measured(0.0, "no tokens were generated")
+        return self.billing.figures(tokens, usage)["draft_energy"].times(tokens)
+
+    @property
+    def usage(self) -> Usage:
+        """Usage of all requests so far."""
+        with self._lock:
+            usage, running = self._closed, [*self._open]
+        for charge in running:
+            usage = usage.plus(charge.usage)
+        return usage._replace(wall=self.seconds()[0])
+
+    @property
+    def spent(self) -> float:
+        """US dollars spent so far, by the known prices."""
+        return self.price(self.usage) or 0.0
+
+    @property
+    def empty(self) -> bool:
+        """Whether the limit is reached."""
+        return self._limit is not None and self.spent >= self._limit

@@ -12,7 +12,7 @@ import pytest
 
 from grpc_comm.certificate import CertificateFiles, make_certificate
 from grpc_comm.security import SecurityOptions
-from outrider.doctor.checks import check_credentials
+from outrider.doctor import check_credentials
 from tests.support.commands import Run
 from tests.support.repository import ROOT
 from tests.support.wire_fixtures import background, free_port, successor_engine

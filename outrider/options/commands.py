@@ -1,10 +1,10 @@
-"""Reads the command line: a command, or --role, followed by the flags of that role."""
+"""The commands by name, and the command line: a command, or --role, followed by its flags."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -23,9 +23,61 @@ from inference.flags.command_line import (
     underscored,
 )
 from inference.flags.group import Flag, brief, flags_of
-from outrider.options.roles import Role
-from outrider.options.verbs import OTHER_VERBS, ROLES, VERBS, overview, verb_of
-from outrider.version import outrider_version
+from outrider.installation import outrider_version
+from outrider.options.roles import ROLES, Role
+
+OTHER_VERBS = {
+    "demo": "race a draft against the target alone, with an emulated target",
+    "compile": "build a target for Trainium, Inferentia or a CPU",
+    "compare": "measure architectures side by side over an emulated link",
+    "bench": "measure drafting methods on prompt sets",
+    "recommend": "measure which draft suits a target and this machine",
+    "prove": "check losslessness and speed on this device",
+    "runs": "run the experiments and sweeps of a file",
+    "deploy": "run targets on AWS: plan, start, inspect, remove, prices",
+}
+"""Commands that are not roles, and their help texts."""
+
+GROUPS = {
+    "Use": ("up", "run", "chat", "fused_client", "demo", "pull", "list", "doctor"),
+    "Serve": ("target", "serve", "fused_target", "cert", "keys"),
+    "Measure": ("recommend", "bench", "compare", "prove", "runs", "verify_target", "verify_draft"),
+    "AWS": ("compile", "deploy"),
+}
+"""The commands in each group of the help."""
+
+
+def verb_of(role: str) -> str:
+    """Return the command of a role: the same name, except that draft is `run`."""
+    return "run" if role == "draft" else role
+
+
+VERBS = {verb_of(role): role for role in ROLES}
+"""The role of each command that is a role."""
+
+
+def overview() -> Iterator[str]:
+    """Yield the lines of the help that is shown without a command."""
+    yield "usage: outrider COMMAND [FLAG VALUE ...]"
+    yield ""
+    yield "A small draft model on this machine runs ahead of a large target model elsewhere. The"
+    yield "text is exactly the target's own. The default is the pair that ships with Outrider."
+    for title, verbs in GROUPS.items():
+        yield ""
+        yield f"{title}:"
+        for verb in verbs:
+            about = OTHER_VERBS.get(verb) or ROLES[VERBS[verb]].__doc__
+            yield f"  {verb:15}{about}"
+    yield ""
+    yield "Examples:"
+    yield "  outrider up qwen2.5-coder              download a pair and open its chat page"
+    yield "  outrider target                        serve the target that ships with Outrider"
+    yield '  outrider run "def main():" --baseline  generate with it, from another shell'
+    yield ""
+    yield "`outrider COMMAND --help` shows a command's common flags, `--help-all` all of them."
+    yield "Flags may also be set in a YAML file (--config FILE) or in the environment"
+    yield "(OUTRIDER_BATCH=8); --no_NAME turns a switch off."
+
 
 Roles = TypeVar("Roles", bound=Role)
 

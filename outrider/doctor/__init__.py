@@ -1,1 +1,0 @@
-"""Verb doctor: reports findings with remedies, and returns an exit code for scripts."""

@@ -1,1 +1,0 @@
-"""Budgets, prices, and the user's goal for drafting."""
