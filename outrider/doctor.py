@@ -27,8 +27,8 @@ from inference.times import Times
 from outrider.client.connecting import connect_target, measure_round_trip, target_tokenizer
 from outrider.draft_methods import FoundDraft, find_draft
 from outrider.installation import outrider_version
-from outrider.models.found_model import Capacity, find_tokenizer
-from outrider.models.loading import PREFILL_NODES
+from outrider.models.found_model import Capacity
+from outrider.models.loading import PREFILL_NODES, find_tokenizer
 from outrider.models.machine import memory_size
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import DoctorRole

@@ -15,9 +15,10 @@ from inference.backends.eager import EagerModel
 from inference.drafters.growing_proposer import Draft
 from inference.drafters.round_proposer import BestFirst, Chain, RoundProposer
 from inference.loop.draft_thread import inline
+from inference.loop.draft_tuning import TUNING
 from inference.model.decoder import Decoder
 from inference.order import Pace
-from inference.planner.prices import TUNING, Prices
+from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text.tokenizer import Tokenizer

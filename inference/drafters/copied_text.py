@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from inference.drafters.draft_row import DraftRule
 from inference.drafters.draft_tree import DraftTree, ProposedChildren
+from inference.loop.draft_tuning import TUNING
 from inference.planner.acceptance import Law
 from inference.planner.child_features import Following, copy_features
-from inference.planner.prices import TUNING
 from inference.tree.growing_tree import NOWHERE, Mark
 
 ROOT = 0

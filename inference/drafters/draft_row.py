@@ -14,7 +14,7 @@ from inference.backends import Model, Ranked, Segment
 from inference.backends.sequence import ModelSequence
 from inference.drafters.draft_tree import DraftTree
 from inference.errors import InvalidRequest
-from inference.planner.prices import TUNING
+from inference.loop.draft_tuning import TUNING
 from inference.proposer import DraftUsage
 from inference.sampling import SamplingParams
 from inference.times import Times

@@ -23,10 +23,11 @@ from inference.backends.sequence import MakeSequence, TargetText, own_sequence
 from inference.drafters.copied_text import CopiedText
 from inference.drafters.draft_row import DraftRow, DraftRule, MakeRule, no_rule
 from inference.drafters.draft_tree import DraftTree, ProposedChildren
+from inference.loop.draft_tuning import TUNING
 from inference.order import Progress
 from inference.planner.acceptance import PairStats
 from inference.planner.child_features import joint_features, rank_features
-from inference.planner.prices import TUNING, Prices, Usage
+from inference.planner.prices import Prices, Usage
 from inference.proposer import (
     COPY,
     MAX_CANDIDATES,

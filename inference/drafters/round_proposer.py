@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,17 @@ class Budget(NamedTuple):
     depth: int  # maximum depth of a node
 
 
+class Policy(Protocol):
+    """Grows a tree within a budget."""
+
+    @property
+    def max_ranked(self) -> int:
+        """Maximum nodes ranked for a tree. Each takes a slot of the draft's KV cache."""
+        ...
+
+    def grow(self, tree: DraftTree, budget: Budget, rank: RankChildren) -> list[Mark]: ...
+
+
 @dataclass(frozen=True)
 class BestFirst:
     """A tree of the draft's most probable nodes, grown level by level.
@@ -57,7 +68,6 @@ class BestFirst:
 
     @property
     def max_ranked(self) -> int:
-        """Maximum nodes ranked for a tree. Each takes a slot of the draft's KV cache."""
         return sum(min(self.nodes, self.width**level) for level in range(self.depth))
 
     def grow(self, tree: DraftTree, budget: Budget, rank: RankChildren) -> list[Mark]:
@@ -89,10 +99,6 @@ class Chain(BestFirst):
     def __post_init__(self) -> None:
         if self.nodes < 0:
             raise InvalidRequest(f"a chain's length (gamma) is 0 or more: got {self.nodes}")
-
-
-Policy: TypeAlias = BestFirst
-"""Grows a tree within a budget."""
 
 
 def edge_values(scores: NDArray[np.float32]) -> NDArray[np.float64]:  # [m, k] -> [m, k]

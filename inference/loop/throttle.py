@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from inference.planner.prices import TUNING
+from inference.loop.draft_tuning import TUNING
 from inference.times import CHANGED, LATEST, TRUSTED, typical
 
 

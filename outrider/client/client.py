@@ -28,7 +28,7 @@ from inference.text.tokenizer import Tokenizer
 from outrider.client.connecting import connect_target, target_tokenizer
 from outrider.client.drafting import AnyRows, DraftLoader, DraftSetup, draft_rows
 from outrider.draft_methods import FoundDraft, find_draft
-from outrider.models.found_model import find_tokenizer
+from outrider.models.loading import find_tokenizer
 from outrider.money import UNSTEERED, RunBudget, read_billing, read_goal
 from outrider.options.roles import ClientRole
 from outrider.text.completion import Completion, OnCommit, Request, Show, complete, new_completion

@@ -23,13 +23,13 @@ from inference.drafters.growing_proposer import Draft, GrowingProposer
 from inference.drafters.round_proposer import BestFirst, Chain, Policy, RoundProposer
 from inference.errors import InvalidRequest, Unavailable
 from inference.files.writing import cache_directory
+from inference.loop.draft_tuning import TUNING
 from inference.planner.acceptance import (
     AcceptanceModel,
     PairStats,
     read_acceptance,
     write_acceptance,
 )
-from inference.planner.prices import TUNING
 from inference.proposer import Proposer
 from inference.text.grammar import Grammars
 from inference.times import Table, Times

@@ -18,8 +18,8 @@ from inference.backends.substitute_model import (
 )
 from inference.drafters.growing_proposer import Draft
 from inference.errors import InvalidRequest
+from inference.loop.draft_tuning import TUNING
 from inference.model.decoder import Decoder
-from inference.planner.prices import TUNING
 from outrider.draft_methods import FoundDraft
 from outrider.models.found_model import Capacity
 from outrider.models.loading import Checkpoint, find_checkpoint

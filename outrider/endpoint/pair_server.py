@@ -44,7 +44,7 @@ from outrider.models.catalog.pairs import (
     short_names,
     this_machine,
 )
-from outrider.models.found_model import find_tokenizer
+from outrider.models.loading import find_tokenizer
 from outrider.models.machine import size_words
 from outrider.options.groups import BatchOptions, DeviceOptions
 from outrider.options.roles import EndpointRole, ServeRole, UpRole

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from inference.command import printable
 from inference.drafters.growing_proposer import Draft
 from inference.errors import InvalidRequest, OutriderError
-from inference.planner.prices import TUNING
+from inference.loop.draft_tuning import TUNING
 from outrider.client.client import Client, find_client_draft, open_client
 from outrider.client.drafting import read_policy
 from outrider.draft_methods import FoundDraft

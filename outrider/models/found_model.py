@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self
 import inference
 from inference.backends import Model
 from inference.command import say
-from inference.errors import Mismatch, UnsupportedModel
+from inference.errors import UnsupportedModel
 from inference.model.checkpoints.config import allowed_length
 from inference.model.checkpoints.hub import find_model, is_gguf
 from inference.model.checkpoints.weight_files import unread_files
@@ -20,8 +20,6 @@ from outrider.options.groups import DeviceOptions
 
 if TYPE_CHECKING:
     import torch
-
-    from inference.backends.gguf.library import GgufFacts
 
 
 class Capacity(NamedTuple):
@@ -66,40 +64,6 @@ def note_unread(directory: Path) -> None:
     """Report weight files in a model's directory that are not read."""
     if names := unread_files(directory):
         say(f"note: {directory}: ignored, not weights of the model: {', '.join(names[:8])}")
-
-
-def find_tokenizer(name: str | None, embedded: str) -> Tokenizer:
-    """Find the tokenizer of a model, for a client that loads no model."""
-    if name is not None and is_gguf(name):
-        from inference.backends.gguf.library import GgufFacts
-
-        return gguf_tokenizer(Path(name), GgufFacts.read(Path(name)))
-    return Tokenizer(find_directory(name, embedded, weights=False))
-
-
-def gguf_tokenizer(path: Path, facts: GgufFacts) -> Tokenizer:
-    """Read tokenizer.json next to the file, else the file's own tokenizer. Raises Mismatch if the
-    two map an id to different tokens.
-
-    A GGUF file names its pre-tokenizer in one word, and has no normaliser. So only tokenizer.json
-    is certain to split every string as the safetensors checkpoint's tokenizer does.
-    """
-    beside = path.parent / "tokenizer.json"
-    tokenizer = Tokenizer(path.parent if beside.is_file() else path)
-    for token, number in sorted(tokenizer.ids().items(), key=lambda item: item[1]):
-        entry = facts.tokens[number] if number < len(facts.tokens) else None
-        if entry == token:
-            continue
-        if beside.is_file():
-            raise Mismatch(
-                f"{beside} is not of {path.name}: id {number} is {token!r} there and {entry!r} in "
-                "the GGUF file; keep them in two directories"
-            )
-        raise Mismatch(
-            f"{path}: id {number} is {entry!r}, and {token!r} in the tokenizer made from it; put "
-            "the tokenizer.json of its checkpoint beside it"
-        )
-    return tokenizer
 
 
 class LoadedModel(Model, Protocol):

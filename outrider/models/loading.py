@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rich.console import Console
@@ -214,6 +215,15 @@ def find_checkpoint(name: str | None, embedded: str, *, weights: bool = True) ->
     directory = find_directory(name, embedded, weights=weights)
     label, config = _model_name(name, embedded), read_config(directory)
     return Checkpoint(label, directory, config, Tokenizer(directory), name is None)
+
+
+def find_tokenizer(name: str | None, embedded: str) -> Tokenizer:
+    """Find the tokenizer of a model, for a client that loads no model."""
+    if name is not None and is_gguf(name):
+        from outrider.models.other_libraries import gguf_tokenizer
+
+        return gguf_tokenizer(Path(name))
+    return Tokenizer(find_directory(name, embedded, weights=False))
 
 
 def _model_name(name: str | None, embedded: str) -> str:

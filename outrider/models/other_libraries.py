@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from inference.backends import Model
 from inference.backends.gguf.library import GgufFacts, check_gpu, fingerprint, supports_gpu
 from inference.command import say
-from inference.errors import InvalidRequest, UnsupportedModel
+from inference.errors import InvalidRequest, Mismatch, UnsupportedModel
 from inference.model.checkpoints.config import FAMILIES
 from inference.model.checkpoints.library_config import LibraryConfig, read_library_config
 from inference.text.tokenizer import Tokenizer
-from outrider.models.found_model import Capacity, FoundModel, gguf_tokenizer, note_unread
+from outrider.models.found_model import Capacity, FoundModel, note_unread
 from outrider.models.machine import Conditions, cores, count_threads, processor
 from outrider.options.groups import DeviceOptions
 
@@ -36,7 +36,7 @@ class GgufFile(FoundModel):
         """Read a file's header and tokenizer. Raises an OutriderError that states the remedy."""
         path = Path(name)
         facts = GgufFacts.read(path)
-        return cls(path.name, path, facts, gguf_tokenizer(path, facts))
+        return cls(path.name, path, facts, _tokenizer(path, facts))
 
     def fingerprint(self) -> str:
         return fingerprint(self.directory)
@@ -74,6 +74,36 @@ class GgufFile(FoundModel):
             f"by llama.cpp on {where}, loaded in {time.perf_counter() - start:.1f} s"
         )
         return model
+
+
+def gguf_tokenizer(path: Path) -> Tokenizer:
+    """Read the tokenizer of a GGUF file, without its weights."""
+    return _tokenizer(path, GgufFacts.read(path))
+
+
+def _tokenizer(path: Path, facts: GgufFacts) -> Tokenizer:
+    """Read tokenizer.json next to the file, else the file's own tokenizer. Raises Mismatch if the
+    two map an id to different tokens.
+
+    A GGUF file names its pre-tokenizer in one word, and has no normaliser. So only tokenizer.json
+    is certain to split every string as the safetensors checkpoint's tokenizer does.
+    """
+    beside = path.parent / "tokenizer.json"
+    tokenizer = Tokenizer(path.parent if beside.is_file() else path)
+    for token, number in sorted(tokenizer.ids().items(), key=lambda item: item[1]):
+        entry = facts.tokens[number] if number < len(facts.tokens) else None
+        if entry == token:
+            continue
+        if beside.is_file():
+            raise Mismatch(
+                f"{beside} is not of {path.name}: id {number} is {token!r} there and {entry!r} in "
+                "the GGUF file; keep them in two directories"
+            )
+        raise Mismatch(
+            f"{path}: id {number} is {entry!r}, and {token!r} in the tokenizer made from it; put "
+            "the tokenizer.json of its checkpoint beside it"
+        )
+    return tokenizer
 
 
 def _gpu(device: str) -> int | None:

@@ -16,8 +16,8 @@ from inference.engine.colocated.drafter import ColocatedDrafter
 from inference.engine.colocated.graph_rounds import GraphRounds, RoundModel
 from inference.errors import InvalidRequest, Mismatch
 from inference.files.artifact import read_manifest
+from inference.loop.draft_tuning import TUNING
 from inference.planner.acceptance import PairStats, read_acceptance
-from inference.planner.prices import TUNING
 from inference.text.grammar import Grammars
 from inference.text.tokenizer_settings import TokenizerSettings
 from inference.times import Table, Times

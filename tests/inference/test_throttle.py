@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from inference.loop.draft_tuning import TUNING
 from inference.loop.throttle import Baseline, Throttle
-from inference.planner.prices import TUNING
 from inference.times import LATEST, TRUSTED
 
 

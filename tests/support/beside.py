@@ -20,12 +20,12 @@ from inference.engine.colocated.drafter import ColocatedDrafter
 from inference.engine.colocated.graph_rounds import GraphRounds
 from inference.engine.engine import Engine
 from inference.files.artifact import Bucket, DraftBucket, RoundBucket
+from inference.loop.draft_tuning import TUNING
 from inference.model.cache import empty_cache
 from inference.model.decoder import Decoder
 from inference.model.eagle_head import OfTarget, read_head
 from inference.model.graphs.round_graph import RoundGraph
 from inference.model.graphs.verify_graph import VerifyGraph
-from inference.planner.prices import TUNING
 from inference.times import Times
 from inference.tree.tree_shape import Branches
 from tests.support import heads, pairs

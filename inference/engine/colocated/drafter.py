@@ -28,9 +28,9 @@ from inference.engine.scheduler import DelayedSessions
 from inference.engine.sessions.session import Session
 from inference.engine.sessions.text_rules import DraftRules
 from inference.engine.tuning import TUNING
+from inference.loop.draft_tuning import TUNING as DRAFTING
 from inference.order import End, Spent
 from inference.planner.acceptance import PairStats
-from inference.planner.prices import TUNING as DRAFTING
 from inference.planner.prices import Prices, Usage
 from inference.proposer import COLOCATED, Nodes
 from inference.tree.candidates import ProposalStream

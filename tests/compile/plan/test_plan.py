@@ -112,6 +112,15 @@ def test_ranks_that_cannot_share_the_heads_are_refused(ranks: int) -> None:
     assert_refused(lambda: check_sharding(config, spec), [str(ranks), "1, 2, 4, 8, 16, 32"])
 
 
+def test_a_draft_that_ranks_cannot_share_is_refused() -> None:
+    spec = planned(batch=1, tensor_parallel=2, fused=True, draft_model=ONE)
+    assert spec.fused is not None
+    heads = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 8}
+    odd = replace(spec.fused, config=TINY | heads)
+    config, fused = parse_config(LLAMA_8B), replace(spec, fused=odd)
+    assert_refused(lambda: check_fits(config, fused), ["--tensor_parallel 2", "3 heads"])
+
+
 @pytest.mark.parametrize(
     ("changes", "shown"),
     [

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from inference.drafters.copied_text import COUNTED, Match, SuffixAutomaton
 from inference.drafters.growing_proposer import Draft, GrowingProposer
 from inference.drafters.round_proposer import Chain, RoundProposer
+from inference.loop.draft_tuning import TUNING
 from inference.planner.child_features import Following, joint_features
-from inference.planner.prices import TUNING, Prices
+from inference.planner.prices import Prices
 from inference.proposer import COPY, MODEL
 from inference.sampling import Grammar, GrammarKind, SamplingParams
 from tests.support.exact import GREEDY

@@ -13,7 +13,8 @@ from inference.drafters.draft_tree import DraftTree
 from inference.drafters.growing_proposer import Draft, GrowingProposer
 from inference.drafters.round_proposer import BestFirst, Budget, Chain, Policy
 from inference.errors import InvalidRequest
-from inference.planner.prices import TUNING, Prices, Usage
+from inference.loop.draft_tuning import TUNING
+from inference.planner.prices import Prices, Usage
 from inference.tree.growing_tree import NOWHERE, Mark
 from tests.support.exact import GREEDY
 from tests.support.scripted import (

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -163,8 +162,7 @@ class Branching:
 def test_a_round_drafts_what_its_draft_drafts(shape: Branches, params: SamplingParams) -> None:
     """Its caches are right after any verdict: else its trees would be others."""
     model = EagerModel(CLOSE, rows=1, capacity=SEQUENCE_LENGTH, max_nodes=64)
-    policy: Any = Branching(shape)  # in place of BestFirst
-    elsewhere = RoundProposer(model, policy, room=64)
+    elsewhere = RoundProposer(model, Branching(shape), room=64)
     waits = replace(BESIDE, pace=Pace.WAIT)
     served = engine_of_rounds(fused(decoder(1), CLOSE, shape))
     theirs = forwards_of(engine(decoder(1)), params, order=waits, proposers=[elsewhere])

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from grpc_comm.server.server import BackgroundServer
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_target
-from tests.outrider.endpoint.conftest import opened
+from tests.outrider.endpoint.conftest import Opened, opened
 from tests.support.tool_families import ADD, with_template
 
 pytestmark = pytest.mark.extended
@@ -31,15 +31,8 @@ class City(BaseModel, extra="forbid"):
     river: Literal["Akerselva", "Tiber"]
 
 
-class Served(BaseModel):
-    """An endpoint, and the name of its model."""
-
-    address: str
-    model: str
-
-
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
     directory = with_template(
         tmp_path_factory.mktemp("agents") / "model", "", max_position_embeddings=LENGTH
     )
@@ -47,24 +40,24 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     role = TargetRole(port=0, batch=2, sequence_length=LENGTH, **options)
     with (
         BackgroundServer(load_target(role)) as target,
-        opened(str(target.address), **options) as (_, texts, address),
+        opened(str(target.address), **options) as server,
     ):
-        yield Served(address=address, model=texts.client.model)
+        yield server
 
 
 def add(x: Literal[1, 2, 3], y: Literal[4, 5]) -> int:
     """Add two numbers.
 
     Args:
-        x: one of them
-        y: the other one
+        x: the first
+        y: the second
     """
     return x + y
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("kind", ["OpenAIChatCompletionsModel", "OpenAIResponsesModel"])
-def test_openai_agents_call_a_function(served: Served, kind: str, streamed: bool) -> None:
+def test_openai_agents_call_a_function(served: Opened, kind: str, streamed: bool) -> None:
     agents = pytest.importorskip("agents")
     import asyncio
 
@@ -74,7 +67,7 @@ def test_openai_agents_call_a_function(served: Served, kind: str, streamed: bool
             name="adder",
             instructions="Add.",
             tools=[agents.function_tool(add)],
-            model=getattr(agents, kind)(model=served.model, openai_client=client),
+            model=getattr(agents, kind)(model=served.texts.client.model, openai_client=client),
             model_settings=agents.ModelSettings(
                 tool_choice="required",
                 parallel_tool_calls=False,
@@ -96,14 +89,14 @@ def test_openai_agents_call_a_function(served: Served, kind: str, streamed: bool
 
 @pytest.mark.parametrize("kind", ["OpenAIChatModel", "OpenAIResponsesModel"])
 @pytest.mark.parametrize("native", [False, True])
-def test_pydantic_ai_gets_an_object(served: Served, kind: str, native: bool) -> None:
+def test_pydantic_ai_gets_an_object(served: Opened, kind: str, native: bool) -> None:
     pydantic_ai = pytest.importorskip("pydantic_ai")
     from pydantic_ai.models import openai as models
     from pydantic_ai.providers.openai import OpenAIProvider
 
     provider = OpenAIProvider(base_url=f"{served.address}/v1", api_key="x")
     agent = pydantic_ai.Agent(
-        getattr(models, kind)(served.model, provider=provider),
+        getattr(models, kind)(served.texts.client.model, provider=provider),
         output_type=pydantic_ai.NativeOutput(City) if native else City,
         model_settings={"max_tokens": TOKENS, "temperature": 0, "parallel_tool_calls": False},
     )
@@ -111,14 +104,14 @@ def test_pydantic_ai_gets_an_object(served: Served, kind: str, native: bool) -> 
 
 
 @pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA"])
-def test_instructor_gets_an_object(served: Served, mode: str) -> None:
+def test_instructor_gets_an_object(served: Opened, mode: str) -> None:
     instructor = pytest.importorskip("instructor")
     client = instructor.from_openai(
         openai.OpenAI(base_url=f"{served.address}/v1", api_key="x", max_retries=0),
         mode=instructor.Mode[mode],
     )
     made = client.chat.completions.create(
-        model=served.model,
+        model=served.texts.client.model,
         response_model=City,
         messages=[{"role": "user", "content": "A city."}],
         max_tokens=TOKENS,
@@ -129,10 +122,10 @@ def test_instructor_gets_an_object(served: Served, mode: str) -> None:
     assert isinstance(made, City)
 
 
-def test_smolagents_call_a_function(served: Served) -> None:
+def test_smolagents_call_a_function(served: Opened) -> None:
     smolagents = pytest.importorskip("smolagents")
     model = smolagents.OpenAIModel(
-        model_id=served.model,
+        model_id=served.texts.client.model,
         api_base=f"{served.address}/v1",
         api_key="x",
         max_tokens=TOKENS,
@@ -144,17 +137,17 @@ def test_smolagents_call_a_function(served: Served) -> None:
         tools=[smolagents.tool(add)], model=model, max_steps=1, verbosity_level=0
     )
     agent.run("1 and 4")
-    (step,) = [one for one in agent.memory.steps if isinstance(one, smolagents.ActionStep)][:1]
+    (step,) = [step for step in agent.memory.steps if isinstance(step, smolagents.ActionStep)][:1]
     assert step.error is None
     assert step.tool_calls[0].name in ("add", "final_answer")
 
 
-def test_anthropics_client_calls_a_function_and_tells_its_result(served: Served) -> None:
+def test_anthropics_client_calls_a_function_and_tells_its_result(served: Opened) -> None:
     anthropic = pytest.importorskip("anthropic")
     client = anthropic.Anthropic(base_url=served.address, api_key="x", max_retries=0)
     described = ADD["function"]
     asked: dict[str, Any] = {
-        "model": served.model,
+        "model": served.texts.client.model,
         "max_tokens": TOKENS,
         "tools": [{"name": "add", "input_schema": described["parameters"]}],
         "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
@@ -174,7 +167,7 @@ def test_anthropics_client_calls_a_function_and_tells_its_result(served: Served)
         second = stream.get_final_message()
     assert second.content[0].name == "add"
     counted = client.messages.count_tokens(
-        model=served.model, messages=messages, tools=asked["tools"]
+        model=served.texts.client.model, messages=messages, tools=asked["tools"]
     )
     usage = second.usage
     assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens

@@ -17,7 +17,7 @@ from inference.files.writing import locked
 from outrider.cli import main
 from outrider.measure.journal import NAME, TextKey, opened, plan_of, read_run
 from outrider.measure.run import AGAIN
-from outrider.models.found_model import find_tokenizer
+from outrider.models.loading import find_tokenizer
 from outrider.options.roles import TargetRole
 from tests.support.commands import Ended, Run
 from tests.support.refusals import assert_refused

@@ -25,9 +25,9 @@ from inference.engine.sessions.local_session import LocalSession
 from inference.errors import Mismatch
 from inference.loop.decode import decode
 from inference.loop.draft_thread import inline
+from inference.loop.draft_tuning import TUNING
 from inference.order import Decode
 from inference.planner.acceptance import read_acceptance
-from inference.planner.prices import TUNING
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED, Times
 from outrider.client.connecting import PROBES, measure_round_trip
