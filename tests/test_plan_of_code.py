@@ -26,7 +26,6 @@ BELOW = {
     "inference.backends": {TOP, "inference.model"},
     "inference.planner": {TOP, "inference.backends"},
     "inference.cost": {TOP, "inference.planner"},
-    "inference.loop": {TOP, "inference.planner"},
     "inference.drafters": {TOP, "inference.backends", "inference.planner"},
     "inference.engine": {TOP, "inference.backends", "inference.drafters", "inference.planner"},
     "grpc_comm.client": {"grpc_comm"},
