@@ -26,7 +26,7 @@ from inference.proposer import Proposer
 from inference.text.grammar import Grammars
 from inference.text.tokenizer import Tokenizer
 from outrider.client.connecting import connect_target, target_tokenizer
-from outrider.client.drafting import AnyRows, DraftLoader, DraftSetup, draft_rows
+from outrider.client.drafting import AnyRows, DraftLoader, DraftSetup, GrowingRows, draft_rows
 from outrider.draft_methods import FoundDraft, find_draft
 from outrider.models.loading import find_tokenizer
 from outrider.money import UNSTEERED, RunBudget, read_billing, read_goal
@@ -112,12 +112,11 @@ class Client:
         Raises InvalidRequest if the position is unknown, the target's price is unknown, or steering
         has no effect.
         """
-        goal = read_goal(self._options.replace(cs=knob), self.budget.billing)
         rows = self.wait()
-        if rows is None:
+        if not isinstance(rows, GrowingRows):
             raise InvalidRequest(UNSTEERED)
-        rows.steer(goal)
-        self.goal = goal
+        self.goal = read_goal(self._options.replace(cs=knob), self.budget.billing)
+        rows.steer(self.goal)
 
     def load(self, rows: int = 1) -> None:
         """Start loading the draft, if any. Idempotent; the first request also does this.

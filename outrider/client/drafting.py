@@ -186,9 +186,6 @@ class RoundRows(Rows[RoundProposer]):
             ]
         )
 
-    def steer(self, goal: Goal) -> None:
-        raise InvalidRequest(UNSTEERED)
-
 
 class Pair(NamedTuple):
     """A draft and a target, for a pool.
