@@ -1,5 +1,5 @@
 """`outrider prove`: starts a target without caches, generates with and without a draft, and
-measures forward passes of a few shapes, to which it fits fixed, per-row and per-node seconds.
+measures forward passes of a few shapes.
 
 On a Neuron device without --artifact, the check first compares the device's sampling with the
 host's; this builds the artefact to serve. This part has not yet been run on hardware.
@@ -53,7 +53,7 @@ SHAPES: tuple[Shape, ...] = ((1, 1), (1, 16), (1, 64), (4, 16))
 of 16 nodes, against 1 row of 64, the cost of a row. The chunk is compute-bound.
 """
 
-REPEATS, CALLS = 3, 5
+ROUNDS, CALLS = 3, 5
 """Rounds over all shapes (a disturbance affects only one round), and calls per shape and round."""
 
 
@@ -97,8 +97,8 @@ def time_graphs(model: Model, length: int) -> GraphTimes:
         else:
             shapes[model.padded(rows, nodes)] = rows, nodes
     samples = {computed: list[float]() for computed in shapes}
-    with progress(REPEATS * len(shapes)) as report:
-        for _, (computed, shape) in product(range(REPEATS), shapes.items()):
+    with progress(ROUNDS * len(shapes)) as report:
+        for _, (computed, shape) in product(range(ROUNDS), shapes.items()):
             try:
                 if computed in samples:
                     samples[computed] += time_calls(model, length, shape, CALLS)
@@ -118,7 +118,7 @@ def times_table(times: GraphTimes, device: str) -> list[str]:
     lines = [
         *aligned(("shape", "measured ms [95 %]"), cells),
         *(f"{rows}x{nodes}: {why}" for (rows, nodes), why in times.failures.items()),
-        f"Rows x nodes at a context of {CONTEXT} slots: medians of {REPEATS} x {CALLS} calls.",
+        f"Rows x nodes at a context of {CONTEXT} slots: medians of {ROUNDS} x {CALLS} calls.",
     ]
     if (rates := RATES.get(device)) is not None:
         lines.append(
