@@ -69,7 +69,8 @@ def _explained(text: Text, plan: Plan) -> bool:
     if text.outcome in ("whole", "left", "hostile"):
         return True
     if text.outcome in IN_PATIENCE:
-        return bool(plan.faults or plan.crowded) and text.client.patience < LONG_PATIENCE
+        longest = max(LONG_PATIENCE, plan.waits)
+        return bool(plan.faults or plan.crowded) and text.client.patience < longest
     if "failing disk" in kinds and "cannot be read" in text.error:
         return True
     if text.outcome in ("InvalidRequest", "LimitExceeded"):

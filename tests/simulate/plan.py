@@ -114,6 +114,15 @@ class Plan:
         return 2 * tokens * self.forward * (1 + 16 * self.node)
 
     @property
+    def waits(self) -> float:
+        """Seconds that the target waits for drafts in rounds, if each token needs a tree of 8
+        levels.
+        """
+        texts = [text for client in self.clients for text in client.texts]
+        tokens = sum(text.tokens for text in texts if text.pace is Pace.WAIT)
+        return 8 * tokens * self.forward * self.call
+
+    @property
     def is_hostile(self) -> bool:
         """Whether a client means no good."""
         return any(client.hostile for client in self.clients)
