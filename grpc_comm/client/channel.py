@@ -90,7 +90,7 @@ def _of_greeting(
     except ssl.SSLCertVerificationError as error:
         return f"its certificate is refused: {error.verify_message}{_authority(security.tls_ca)}"
     except ssl.SSLError:
-        return "it does not use TLS: omit --tls_ca and --tls" if security.encrypted else None
+        return "it does not use TLS: omit --tls_ca" if security.encrypted else None
     return "it uses TLS: give --tls_ca FILE, or --tls_ca system for a public certificate"
 
 
