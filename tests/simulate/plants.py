@@ -35,7 +35,7 @@ class Edit(NamedTuple):
 
 PLANTS: dict[str, Edit] = {
     "resume one token late": Edit(
-        Stream, "_start", "record.stream, length,", "record.stream, length + (record.epoch > 0),"
+        Stream, "_own", "session, stream, length,", "session, stream, length + (record.epoch > 0),"
     ),
     "an ack lost": Edit(
         Call, "send", "self._outbox", '"ack" in kind and not kind["ack"].length % 5 or self._outbox'
