@@ -4,10 +4,12 @@ asked for behind the ingress.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -58,7 +60,18 @@ sys.exit(main())
 
 @contextmanager
 def running_fleet(*flags: str) -> Iterator[RunningFleet]:
-    """`outrider deploy ray` with these flags, which scales within seconds, until the block ends."""
+    """`outrider deploy ray` with these flags, which scales within seconds, until the block ends.
+
+    One fleet at a time: Ray's proxy listens on a port that is always the same.
+    """
+    with (Path(tempfile.gettempdir()) / "outrider-ray.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with _fleet(*flags) as fleet:
+            yield fleet
+
+
+@contextmanager
+def _fleet(*flags: str) -> Iterator[RunningFleet]:
     port = 20_000 + os.getpid() % 10_000  # a free one of the system's may be taken until Ray is up
     words = ["-c", IMPATIENT, "deploy", "ray", "--port", str(port), *flags]
     with subprocess.Popen(
