@@ -60,7 +60,7 @@ def load_transformers(
     check_vocabulary(directory, vocabulary, config.vocab_size)
     dtype = dtype or DTYPES[stored_type(directory)]
     try:
-        library = _loaded(directory, dtype, device)
+        library = _loaded(directory, dtype).to(device)
         in_fours(library)
         check_trees(library, config, vocabulary)
         sizes: dict[str, Any] = {"rows": rows, "capacity": capacity, "max_nodes": max_nodes}
@@ -76,14 +76,13 @@ def load_transformers(
         ) from error
 
 
-def _loaded(directory: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    """Load the library's model, each tensor directly to the device. Raises one of _ERRORS."""
+def _loaded(directory: Path, dtype: torch.dtype) -> Any:
+    """Load the library's model. Raises one of _ERRORS."""
     logging.disable_progress_bar()
     loader: Any = AutoModelForCausalLM
     library, info = loader.from_pretrained(
         directory,
         dtype=dtype,
-        device_map={"": device},
         attn_implementation="eager",
         use_safetensors=True,
         local_files_only=True,
