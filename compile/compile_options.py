@@ -21,7 +21,7 @@ CHAIN = 4
 
 _FUSED = "a draft in the target's graphs (outrider fused_target --artifact DIR serves it)"
 _SIZES = "sizes of graphs (comma-separated; every combination is built)"
-_ON = "build on a temporary EC2 instance (outrider compile --on TYPE)"
+_ON = "temporary EC2 instance"
 
 Sizes = Annotated[Counts, AfterValidator(lambda sizes: tuple(sorted(set(sizes))))]
 Store = Annotated[str, Metavar("STORE")]
