@@ -30,7 +30,9 @@ _ROLE = "what AWS's AmazonSSMManagedInstanceCore allows (Session Manager)"
 
 
 class Offer(NamedTuple):
-    """What AWS offers for a host. Without credentials, only a price is known."""
+    """The zones, machine image and hourly price of a host that AWS can start. Without credentials
+    only the price is set, if it is among the bundled ones.
+    """
 
     host: Host
     price: Price | NoPrice  # hourly, or the reason why it is not known

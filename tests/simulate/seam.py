@@ -76,8 +76,8 @@ class Table(SessionTable):
         return self._records
 
 
-class _LockOfEachProcess:
-    """A module's lock, of which each process has its own: a process may be killed with it."""
+class _ProcessLock:
+    """A module's lock, one per process: a killed process may hold its own for ever."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel, self._locks = kernel, defaultdict[Process | None, threads.Lock](threads.Lock)
@@ -150,7 +150,7 @@ def _replacements(kernel: Kernel, network: Network, tap: Tap) -> dict[int, Any]:
     }
     found |= {id(module): shim(module, **others) for module, others in modules.items()}
     found[id(SessionTable)] = table
-    found[id(concurrent.futures.thread._global_shutdown_lock)] = _LockOfEachProcess(kernel)
+    found[id(concurrent.futures.thread._global_shutdown_lock)] = _ProcessLock(kernel)
     found[id(concurrent.futures.thread._threads_queues)] = {}
     found[id(grpc)] = shim(grpc, insecure_channel=channel, aio=shim(grpc.aio, server=server))
     return found
