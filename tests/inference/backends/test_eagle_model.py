@@ -87,13 +87,11 @@ def agrees(ranked: Ranked, node: int, expected: torch.Tensor) -> None:
 def test_a_root_is_ranked_from_the_targets_features(
     tmp_path: Path, norms_residual: bool, layers: int
 ) -> None:
-    text = Pair(tmp_path, norms_residual=norms_residual, layers=layers).text(0, PROMPT)
-    agrees(text.here.rank(TokenTree.chain(text.tokens[-1:]), [0], 8), 0, text.expected())
-
-
-def test_a_prompt_that_is_fed_in_parts_has_the_same_features(tmp_path: Path) -> None:
-    text = Pair(tmp_path).text(0, pairs.prompt_of(150))
-    agrees(text.here.rank(TokenTree.chain(text.tokens[-1:]), [0], 8), 0, text.expected())
+    """Also those of a prompt that is fed in parts."""
+    pair = Pair(tmp_path, norms_residual=norms_residual, layers=layers)
+    for prompt in (PROMPT, pairs.prompt_of(150)):
+        text = pair.text(0, prompt)
+        agrees(text.here.rank(TokenTree.chain(text.tokens[-1:]), [0], 8), 0, text.expected())
 
 
 @pytest.mark.parametrize("layers", [1, 3])
