@@ -64,15 +64,6 @@ def test_keys_are_kept_and_a_forward_computes_its_new_nodes_only(cells: Cells) -
     assert cells.used == len(PROMPT) + 6
 
 
-def test_a_failed_decode_is_an_error_and_changes_nothing_in_the_next_call(cells: Cells) -> None:
-    sequence = sequence_after(trees_of(cells), PROMPT)
-    cells.fails = True
-    assert_refused(lambda: sequence.choose(siblings(5)), ["made to fail"], Unavailable)
-    assert cells.used == len(PROMPT)
-    chosen = sequence.choose(siblings(5))
-    assert chosen.tolist()[1:] == after([*PROMPT, 0], range(1, 6))
-
-
 def test_a_tree_of_too_many_branches_is_refused_and_changes_nothing() -> None:
     cells = Cells(sequences=12)
     sequence = sequence_after(trees_of(cells), PROMPT)
@@ -133,24 +124,16 @@ def test_rows_that_do_not_fit_into_one_decode_are_computed_in_several(cells: Cel
         assert ids.tokens.tolist()[1:] == after([row, *PROMPT, 0], range(1, 15))
 
 
-def test_a_position_beyond_the_row_is_refused(cells: Cells) -> None:
-    model = trees_of(cells, capacity=8)
-    one = np.zeros(1, dtype=np.int32)
-    segment = Segment(
-        0, one, one, one + 8, np.ones((1, 0), bool), np.ones((1, 1), bool), one, SamplingParams()
-    )
-    shown = ["position 8", "8 slots"]
-    assert_refused(lambda: model.choose([segment]), shown, LimitExceeded)
-
-
-def test_a_node_that_does_not_see_every_position_above_it_is_refused(cells: Cells) -> None:
-    model = trees_of(cells)
-    sequence = sequence_after(model, PROMPT)
+def test_a_node_beyond_the_row_or_that_does_not_see_all_above_it_is_refused(cells: Cells) -> None:
+    sequence = sequence_after(trees_of(cells, capacity=40), PROMPT)
     segment = sequence.prepare(siblings(1))
     context = segment.context.copy()
     context[0, 3] = False
+    choose = sequence.model.choose
+    beyond = segment._replace(positions=segment.positions + 5)
+    assert_refused(lambda: choose([beyond]), ["position 40", "40 slots"], LimitExceeded)
     broken = segment._replace(context=context)
-    assert_refused(lambda: model.choose([broken]), ["position"])
+    assert_refused(lambda: choose([broken]), ["position"])
 
 
 @pytest.mark.parametrize("vocabulary", [100, 5000])
@@ -287,9 +270,13 @@ def test_a_row_that_was_copied_computes_nothing_again() -> None:
 
 
 @pytest.mark.parametrize("text", [PROMPT, PROMPT[:3]])
-def test_a_failed_decode_changes_no_state(text: list[int]) -> None:
-    cells = cells_of()
-    sequence, chain = with_states(cells, text), TokenTree.chain([5, 6, 7])
+@pytest.mark.parametrize("branches", [True, False])
+def test_a_failed_decode_is_an_error_and_changes_nothing(text: list[int], branches: bool) -> None:
+    cells, chain = cells_of(), TokenTree.chain([5, 6, 7])
+    sequence = with_states(cells, text)
+    if branches:
+        cells = Cells()
+        sequence = sequence_after(trees_of(cells), text)
     for _ in range(40):  # more often than there are sequences
         cells.fails = True
         assert_refused(lambda: sequence.choose(chain), ["made to fail"], Unavailable)
