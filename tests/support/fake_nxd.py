@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-import re
-import shlex
 import threading
 import types
 import uuid
@@ -24,12 +22,6 @@ from torch.utils._pytree import tree_leaves
 from tests.support.fake_ranks import assign, on_ranks
 
 BOUNDARY = (torch.int32, torch.float32)
-_LISTED = (
-    "--target --lnc --logical-nc-config --model-type --auto-cast --auto-cast-type --optlevel "
-    "--enable-saturate-infinity --enable-mixed-precision-accumulation --tensorizer-options "
-    "--disable-mixed-precision-accumulation --internal-hlo2tensorizer-options --verbose"
-)
-FLAGS = frozenset(_LISTED.split())
 
 
 class Finite(TorchDispatchMode):
@@ -90,18 +82,6 @@ def check_outputs(outputs: Any) -> None:
     for tensor in tree_leaves(outputs):
         if tensor.dtype not in (*BOUNDARY, torch.bfloat16):
             raise TypeError(f"a graph returns {tensor.dtype}: int32 and float32 are read")
-
-
-def check_flags(arguments: str | None, device: bool) -> None:
-    if arguments is None:
-        raise RuntimeError("the flags must be explicit: defaults differ between SDKs")
-    words = shlex.split(arguments.replace("--target ", "--target="))
-    given = {word.split("=")[0] for word in words}
-    if "--target" not in given and not device:
-        raise RuntimeError("If you want to compile on CPU, please supply compiler argument target")
-    unknown = [word for word in given if word not in FLAGS and not re.fullmatch(r"-O[123]", word)]
-    if unknown or "--auto-cast=none" not in words or not given & {"--lnc", "--logical-nc-config"}:
-        raise RuntimeError(f"neuronx-cc: bad or missing flags in {arguments!r} ({unknown})")
 
 
 @dataclass
