@@ -30,7 +30,7 @@ from tests.support.gguf_models import (
     model_of,
     seen_after,
 )
-from tests.support.models import sequence_after
+from tests.support.models import SAMPLINGS, sequence_after
 from tests.support.refusals import assert_refused
 
 PROMPT: list[int] = np.random.default_rng(4).integers(0, VOCABULARY, 34).tolist()
@@ -140,12 +140,8 @@ def test_a_node_beyond_the_row_or_that_does_not_see_all_above_it_is_refused(cell
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(),
-        SamplingParams(1.0, seed=2**62 + 5),
-        SamplingParams(0.8, top_k=5, seed=3),
-        SamplingParams(1.5, top_p=0.6, seed=2**40 + 9),
+        *SAMPLINGS,
         SamplingParams(0.3, top_k=200, top_p=0.95, seed=1),
-        SamplingParams(1.2, min_p=0.05, seed=2),
         SamplingParams(1.5, top_k=7, top_p=0.6, seed=4),
         SamplingParams(1.5, top_k=90, top_p=0.3, min_p=0.01, seed=5),
     ],

@@ -151,22 +151,15 @@ def machine(
         neuron_sdk.PRODUCT.write_text(f"{instance}\n", encoding="ascii")
 
 
-INSTALL = "'torch-neuronx==2.14.*'"
+INSTALL, ONLY = "'torch-neuronx==2.14.*'", {"torch-neuronx": NATIVE["torch-neuronx"]}
+OTHER_COMPILER = NATIVE | {"neuronx-cc": "2.26.6360.0"}
 MACHINES_REFUSED: list[tuple[dict[str, Any], type[OutriderError], list[str]]] = [
     ({"versions": {}}, MissingExtra, ["torch-neuronx", INSTALL]),
     ({"versions": {"torch-neuronx": "2.9.0.2.15.32035"}}, MissingExtra, ["2.9", INSTALL]),
     ({"versions": {"torch-neuronx": "1.0"}}, MissingExtra, ["1.0", INSTALL]),
     ({"versions": {"torch-neuronx": "2.99.3.0.1"}}, MissingExtra, ["torch 2.99", INSTALL]),
-    (
-        {"versions": {"torch-neuronx": NATIVE["torch-neuronx"]}},
-        MissingExtra,
-        ["neuronx-cc", INSTALL],
-    ),
-    (
-        {"versions": NATIVE | {"neuronx-cc": "2.26.6360.0"}},
-        MissingExtra,
-        ["neuronx-cc 2.26.6360.0", INSTALL],
-    ),
+    ({"versions": ONLY}, MissingExtra, ["neuronx-cc", INSTALL]),
+    ({"versions": OTHER_COMPILER}, MissingExtra, ["neuronx-cc 2.26.6360.0", INSTALL]),
     ({"instance": "trn1.2xlarge"}, InvalidRequest, ["trn1"]),
     ({"device": False}, InvalidRequest, ["Neuron device"]),
 ]
