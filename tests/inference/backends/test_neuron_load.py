@@ -52,9 +52,16 @@ def loses(neuron: Neuron, lost: str) -> None:
         neuron.saved[key] = (size, kept)
 
 
-def set_version(patch: pytest.MonkeyPatch, package: str, number: str) -> None:
+def set_version(patch: pytest.MonkeyPatch, package: str, number: str | None) -> None:
+    """Have this version of a package installed, or none."""
     installed = VERSIONS | {"torch": torch.__version__, package: number}
-    patch.setattr(neuron_sdk, "version", installed.__getitem__)
+
+    def version(name: str) -> str:
+        if (found := installed[name]) is None:
+            raise PackageNotFoundError(name)
+        return found
+
+    patch.setattr(neuron_sdk, "version", version)
 
 
 NXD, CORES = "neuronx-distributed", "NEURON_RT_NUM_CORES"
@@ -95,14 +102,7 @@ def test_what_keeps_an_artefact_from_running_is_said_with_its_remedy(
 def test_a_finished_artefact_loads_with_another_compiler_or_none(
     loading: Loading, monkeypatch: pytest.MonkeyPatch, compiler: str | None
 ) -> None:
-    versions = VERSIONS | {"torch": torch.__version__, "neuronx-cc": compiler}
-
-    def version(name: str) -> str:
-        if (number := versions.get(name)) is None:
-            raise PackageNotFoundError(name)
-        return number
-
-    monkeypatch.setattr(neuron_sdk, "version", version)
+    set_version(monkeypatch, "neuronx-cc", compiler)
     loading()
     assert_refused(neuron_sdk.sdk_versions, ["neuronx-cc"], MissingExtra)
 
