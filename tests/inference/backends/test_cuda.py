@@ -231,7 +231,7 @@ def test_a_failed_capture_costs_that_recording_alone(
         assert (cuda.stream, cuda.recording, cuda.captures) == (stream, {}, 0)
         assert torch.equal(graphs.record(double)()[0], ONES * 2)
         torch.cuda.empty_cache()
-    assert cuda.users == users
+    assert (cuda.users, cuda.replays) == (users, 2)
 
 
 def test_threads_capture_one_after_the_other(cuda: Cuda) -> None:

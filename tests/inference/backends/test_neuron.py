@@ -141,8 +141,8 @@ def test_a_call_goes_to_the_smallest_graph_that_fits_or_to_several_in_turn(
     together = [chosen.tokens.tolist() for chosen in served.model.choose(call)]
     assert [name for name in served.neuron.calls if name != FILL] == graphs
     assert together == [served.model.choose([row])[0].tokens.tolist() for row in call]
-    assert served.model.padded(2, 16) == (2, 16)
-    assert served.model.padded(1, 8) == (1, 8)
+    assert served.model.padded(2, 12) == (2, 16)
+    assert served.model.padded(1, 1) == (2, 2)
 
 
 def test_nodes_that_see_different_contexts_are_refused(served: Served) -> None:
