@@ -129,7 +129,7 @@ def test_a_second_artefact_that_needs_more_cores_than_the_first_is_refused_with_
     environment: dict[str, str] = {}
     reserve_cores(2, environment)
     reserve_cores(1, environment)
-    assert_refused(lambda: reserve_cores(4, environment), ["2 cores", "process"])
+    assert_refused(lambda: reserve_cores(4, environment), ["2 cores", "process of its own"])
 
 
 def test_the_probes_table_has_known_answers_and_the_noise_that_winners_have() -> None:
