@@ -268,11 +268,9 @@ def test_a_row_that_was_copied_computes_nothing_again() -> None:
 @pytest.mark.parametrize("text", [PROMPT, PROMPT[:3]])
 @pytest.mark.parametrize("branches", [True, False])
 def test_a_failed_decode_is_an_error_and_changes_nothing(text: list[int], branches: bool) -> None:
-    cells, chain = cells_of(), TokenTree.chain([5, 6, 7])
-    sequence = with_states(cells, text)
-    if branches:
-        cells = Cells()
-        sequence = sequence_after(trees_of(cells), text)
+    chain, states = TokenTree.chain([5, 6, 7]), cells_of()
+    cells = Cells() if branches else states
+    sequence = sequence_after(trees_of(cells), text) if branches else with_states(states, text)
     for _ in range(40):  # more often than there are sequences
         cells.fails = True
         assert_refused(lambda: sequence.choose(chain), ["made to fail"], Unavailable)

@@ -32,10 +32,10 @@ class Echo(Successor):
 
     def __init__(self, rows: int) -> None:
         super().__init__(rows)
-        self.sizes = list[int]()  # the segments of each call
+        self.batches = list[int]()  # the segments of each call
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        self.sizes.append(len(segments))
+        self.batches.append(len(segments))
         self.entered.set()
         assert self.gate.wait(WAIT)
         if any(FAULTY in segment.tokens for segment in segments):
@@ -69,7 +69,7 @@ def test_calls_that_stand_in_line_are_computed_in_one_and_answered_in_their_orde
                 third.result(WAIT)
         else:
             assert third.result(WAIT) == [60]
-    assert model.sizes[:2] == [1, 4]
+    assert model.batches[:2] == [1, 4]
 
 
 MEASURED = "llama-3.1-8b-trn1.2xlarge-measured"
