@@ -226,10 +226,6 @@ def ranks(subject: str) -> bool:
     return BACKENDS[subject].drafts
 
 
-def ranks_trees(subject: str) -> bool:
-    return takes_trees(subject) and ranks(subject)
-
-
 def is_of_a_checkpoint(subject: str) -> bool:
     """Whether it computes what our decoder does."""
     return takes_trees(subject) and BACKENDS[subject].decoder is not None

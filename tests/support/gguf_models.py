@@ -36,8 +36,7 @@ NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
-}
-_LFM2 = {
+    # of LFM2
     "model.embedding_norm": "token_embd_norm",
     "operator_norm": "attn_norm",
     "ffn_norm": "ffn_norm",
@@ -51,7 +50,6 @@ _LFM2 = {
     "conv.in_proj": "shortconv.in_proj",
     "conv.out_proj": "shortconv.out_proj",
 }
-_KNOWN = NAMES | _LFM2
 
 
 def write_gguf(path: Path, decoder: Decoder, tokenizer: Path, kind: str = "F32") -> Path:
@@ -147,16 +145,8 @@ def _add_tokenizer(writer: GGUFWriter, directory: Path, rows: int) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([tokens.get(number, f"[PAD{number}]") for number in numbers])
-    writer.add_token_types(
-        [
-            TokenType.CONTROL
-            if number in special
-            else TokenType.NORMAL
-            if number in tokens
-            else TokenType.UNUSED
-            for number in numbers
-        ]
-    )
+    types = dict.fromkeys(tokens, TokenType.NORMAL) | dict.fromkeys(special, TokenType.CONTROL)
+    writer.add_token_types([types.get(number, TokenType.UNUSED) for number in numbers])
     merges = [one if isinstance(one, str) else " ".join(one) for one in raw["model"]["merges"]]
     writer.add_token_merges(merges)
     writer.add_bos_token_id(0)
@@ -166,9 +156,9 @@ def _add_tokenizer(writer: GGUFWriter, directory: Path, rows: int) -> None:
 def _named(name: str) -> str:
     stem, kind = name.rsplit(".", 1)
     if not stem.startswith("model.layers."):
-        return f"{_KNOWN[stem]}.{kind}"
+        return f"{NAMES[stem]}.{kind}"
     _, _, layer, part = stem.split(".", 3)
-    return f"blk.{layer}.{_KNOWN[part]}.{kind}"
+    return f"blk.{layer}.{NAMES[part]}.{kind}"
 
 
 def _turned(name: str, weight: torch.Tensor, decoder: Decoder) -> torch.Tensor:

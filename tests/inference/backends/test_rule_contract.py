@@ -30,7 +30,7 @@ from tests.support.backends import (
     Subject,
     eager_model,
     is_of_a_checkpoint,
-    ranks_trees,
+    ranks,
     takes_trees,
 )
 from tests.support.models import SAMPLINGS, adjustment, segment, tiny_decoder
@@ -76,7 +76,8 @@ def test_a_rule_decides_at_each_node_and_is_seen_in_log_probabilities(
     np.testing.assert_array_equal(subject.answers(sequence, tree), before)
 
 
-@pytest.mark.possible(ranks_trees, "subject")
+@pytest.mark.possible(ranks, "subject")
+@pytest.mark.possible(takes_trees, "subject")
 def test_log_probabilities_are_those_of_the_logits_and_change_no_choice(subject: Subject) -> None:
     """Of chosen tokens, and of given ones."""
     (tree, _, _), sequence = subject.trees, subject.after(PREFIX, 0, SamplingParams())
