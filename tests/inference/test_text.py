@@ -40,46 +40,47 @@ def test_text_survives_encoding_and_streaming(tokenizer: Tokenizer, text: str) -
     assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
 
 
-def test_an_empty_prompt_and_a_missing_chat_template_are_refused(tmp_path: Path) -> None:
-    tokenizer = altered(tmp_path, template="")
-    with pytest.raises(InvalidRequest, match="empty"):
-        tokenizer.encode("")
-    with pytest.raises(InvalidRequest, match="chat template"):
-        tokenizer.encode("x", chat=True)
-
-
-def test_a_chat_begins_with_its_template_and_ends_before_the_answer(tmp_path: Path) -> None:
-    turns = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+def test_a_chat_ends_before_the_answer_or_where_its_last_message_does(tmp_path: Path) -> None:
+    turns = "{% for m in messages %}{{ m.role }}:{{ m.content | trim }};{% endfor %}"
     tokenizer = altered(tmp_path, template=turns + "{% if add_generation_prompt %}>{% endif %}")
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    assert tokenizer.decode(tokenizer.encode_chat(messages)) == "user:a;assistant:b;>"
+    messages = [{"role": "user", "content": " a "}, {"role": "assistant", "content": "b ="}]
+    assert tokenizer.decode(tokenizer.encode_chat(messages)) == "user:a;assistant:b =;>"
+    continued = tokenizer.encode_chat(messages, continues=True)
+    assert tokenizer.decode(continued) == "user:a;assistant:b ="
     with pytest.raises(InvalidRequest, match="message"):
         tokenizer.encode_chat([])
+    with pytest.raises(InvalidRequest, match="empty"):
+        tokenizer.encode("")
+    names = "{{ enable_thinking }};{{ add_generation_prompt }};{{ messages[0].content }}"
+    tokenizer = altered(tmp_path, template=names)
+    variables = {"enable_thinking": False, "add_generation_prompt": False, "messages": "no"}
+    assert tokenizer.decode(tokenizer.encode_chat(messages, (), variables)) == "False;False; a "
+    silent = altered(tmp_path, template="{% for m in messages %}{{ m.role }}{% endfor %}")
+    with pytest.raises(InvalidRequest, match="continued"):
+        silent.encode_chat(messages, continues=True)
+    with pytest.raises(InvalidRequest, match="chat template"):
+        altered(tmp_path, template="").encode("x", chat=True)
+    with pytest.raises(InvalidRequest, match="rag"):
+        altered(tmp_path, template=[{"name": "rag", "template": "x"}]).encode("x", chat=True)
 
 
-def test_messages_that_a_template_refuses_are_told_in_its_words(tmp_path: Path) -> None:
-    tokenizer = altered(tmp_path, template="{{ raise_exception('users first') }}")
-    with pytest.raises(InvalidRequest, match="users first"):
-        tokenizer.encode("x", chat=True)
-
-
-FAILING = {
-    "a string's items": "\n{% for k, v in messages[0].content|items %}{% endfor %}",
-    "a division": "\n{{ 1 // 0 }}",
-    "a sum of kinds": "\n{{ 1 + 'a' }}",
-    "an overflow": "\n{{ 10.0 ** 1000 }}",
-    "no such thing": "\n{{ messages[7].content.a }}",
-    "endless depth": ("{% macro f(n) %}\n{{ f(n + 1) }}{% endmacro %}\n{{ f(0) }}"),
-    "its own words": "\n{{ raise_exception('users first') }}",
-    "a filter that is none": "\n{{ 1 | nonsense }}",
-}
-
-
-@pytest.mark.parametrize("name", FAILING)
-def test_whatever_a_template_raises_is_told_with_its_line(name: str, tmp_path: Path) -> None:
-    tokenizer = altered(tmp_path, template=FAILING[name])
-    with pytest.raises(InvalidRequest, match=r"template .* line 2: "):
-        tokenizer.encode("x", chat=True)
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for k, v in messages[0].content|items %}{% endfor %}",
+        "{{ 1 // 0 }}",
+        "{{ 1 + 'a' }}",
+        "{{ 10.0 ** 1000 }}",
+        "{{ messages[7].content.a }}",
+        "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
+        "{{ raise_exception('users first') }}",
+        "{{ 1 | nonsense }}",
+    ],
+)
+def test_whatever_a_template_raises_is_told_with_its_line(template: str, tmp_path: Path) -> None:
+    words = "users first" if "users first" in template else ""
+    with pytest.raises(InvalidRequest, match=rf"template .* line 2: .*{words}"):
+        altered(tmp_path, template="\n" + template).encode("x", chat=True)
 
 
 def test_the_message_that_a_template_fails_at_is_named(tmp_path: Path) -> None:
@@ -93,34 +94,7 @@ def test_the_message_that_a_template_fails_at_is_named(tmp_path: Path) -> None:
         tokenizer.encode_chat(turns)
 
 
-def test_variables_reach_the_template_and_none_replaces_the_messages(tmp_path: Path) -> None:
-    names = "{{ enable_thinking }};{{ add_generation_prompt }};{{ messages[0].content }}"
-    tokenizer = altered(tmp_path, template=names)
-    variables = {"enable_thinking": False, "add_generation_prompt": False, "messages": "no"}
-    told = tokenizer.encode_chat([{"role": "user", "content": "a"}], (), variables)
-    assert tokenizer.decode(told) == "False;False;a"
-
-
-def test_a_message_is_continued_where_it_ends(tmp_path: Path) -> None:
-    turns = "{% for m in messages %}{{ m.role }}:{{ m.content | trim }}<end>{% endfor %}"
-    begins = "{% if add_generation_prompt %}>{% endif %}"
-    tokenizer = altered(tmp_path, template=turns + begins)
-    chat = [{"role": "user", "content": " a "}, {"role": "assistant", "content": "b ="}]
-    assert tokenizer.decode(tokenizer.encode_chat(chat, continues=True)) == (
-        "user:a<end>assistant:b ="
-    )
-    silent = altered(tmp_path, template="{% for m in messages %}{{ m.role }}{% endfor %}")
-    with pytest.raises(InvalidRequest, match="continued"):
-        silent.encode_chat(chat, continues=True)
-
-
-def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(UnsupportedModel, match="tokenizer"):
-        Tokenizer(tmp_path)
-
-
-def altered(tmp_path: Path, template: str | None = None, **changes: Any) -> Tokenizer:
+def altered(tmp_path: Path, template: object = None, **changes: Any) -> Tokenizer:
     """The embedded tokenizer with these parts of tokenizer.json and this chat template."""
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         (tmp_path / name).write_bytes((EMBEDDED / "target" / name).read_bytes())
@@ -133,14 +107,6 @@ def altered(tmp_path: Path, template: str | None = None, **changes: Any) -> Toke
         raw[part] = change(raw[part]) if callable(change) else change
     (tmp_path / "tokenizer.json").write_text(json.dumps(raw))
     return Tokenizer(tmp_path)
-
-
-def test_both_embedded_models_have_one_tokenizer(tokenizer: Tokenizer) -> None:
-    assert Tokenizer(EMBEDDED / "draft").fingerprint() == tokenizer.fingerprint()
-
-
-def test_a_fingerprint_is_not_of_file_bytes(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    assert altered(tmp_path).fingerprint() == tokenizer.fingerprint()
 
 
 def swap_two_ids(model: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
@@ -162,9 +128,11 @@ BYTE_LEVEL = ("add_prefix_space", "trim_offsets", "use_regex")
     ],
     ids=["ids", "merges", "normalizer", "pre-tokenizer"],
 )
-def test_the_fingerprint_changes_with_anything_that_changes_ids(
+def test_the_fingerprint_changes_with_what_changes_ids_alone(
     tokenizer: Tokenizer, tmp_path: Path, part: str, change: Any
 ) -> None:
+    assert Tokenizer(EMBEDDED / "draft").fingerprint() == tokenizer.fingerprint()
+    assert altered(tmp_path).fingerprint() == tokenizer.fingerprint()  # its files have other bytes
     assert altered(tmp_path, **{part: change}).fingerprint() != tokenizer.fingerprint()
 
 
@@ -225,18 +193,17 @@ def family(directory: Path, kind: str) -> Path:
         rules.post_processor = first
     if kind == "llama":
         settings["chat_template"] = LLAMA
-    rules.train_from_iterator(
-        TRAINED,
-        BpeTrainer(
-            vocab_size=600,
-            special_tokens=[AddedToken(one, normalized=False) for one in SPECIAL] + alphabet,
-            show_progress=False,
-        )
-        if kind == "mistral"
-        else BpeTrainer(
-            vocab_size=600, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
-        ),
+    bytes_are_tokens = kind == "mistral"
+    trainer = BpeTrainer(
+        vocab_size=600,
+        special_tokens=[
+            *(AddedToken(token, normalized=False) for token in SPECIAL),
+            *(alphabet if bytes_are_tokens else ()),
+        ],
+        initial_alphabet=[] if bytes_are_tokens else alphabet,
+        show_progress=False,
     )
+    rules.train_from_iterator(TRAINED, trainer)
     rules.enable_truncation(4)
     rules.save(str(directory / "tokenizer.json"))
     settings |= {"bos_token": "<s>", "eos_token": {"__type": "AddedToken", "content": "</s>"}}
@@ -282,27 +249,18 @@ def test_of_named_templates_that_of_transformers_is_taken(
 ) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    altered(tmp_path)
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    settings["chat_template"] = write(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    ours, theirs = Tokenizer(tmp_path), PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    ours = altered(tmp_path, template=write(tmp_path))
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     for tools in (None, TOOLS):
         text = theirs.apply_chat_template(TURNS, tools=tools, tokenize=False)
         assert ours.encode_chat(TURNS, tools or ()) == theirs.encode(text, add_special_tokens=False)
     assert ours.template == NAMED["tool_use"]
 
 
-def test_a_chat_without_a_default_template_names_those_that_are_there(tmp_path: Path) -> None:
-    altered(tmp_path)
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    settings["chat_template"] = [{"name": "rag", "template": "x"}]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.raises(InvalidRequest, match="rag"):
-        Tokenizer(tmp_path).encode_chat(TURNS)
-
-
-def test_a_directory_with_a_sentencepiece_file_alone_is_told_what_to_do(tmp_path: Path) -> None:
+def test_a_directory_without_a_tokenizer_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(UnsupportedModel, match="tokenizer"):
+        Tokenizer(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"\n")
     with pytest.raises(UnsupportedModel, match=r"tokenizer\.json.*save_pretrained"):
         Tokenizer(tmp_path)
