@@ -24,35 +24,32 @@ def written(
     return heads.write_head(directory, heads.raw_config(TARGET.config, **overrides), tensors, spelt)
 
 
+@pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("spelt", ["midlayer.", "layers.0.", "model.layers.0."])
-def test_a_layer_is_read_as_each_project_spells_it(tmp_path: Path, spelt: str) -> None:
-    head = read_head(written(tmp_path, spelt=spelt), OfTarget.of(TARGET), 64)
+def test_layers_are_read_as_each_project_spells_them(
+    tmp_path: Path, spelt: str, depth: int
+) -> None:
+    tensors = heads.tensors_of(TARGET.config, depth=depth)
+    written(tmp_path, tensors, spelt, num_hidden_layers=depth)
+    head = read_head(tmp_path, OfTarget.of(TARGET), 64)
+    assert len(head.layers) == depth - 1
     for name, parameter in head.named_parameters():
-        wanted = TENSORS.get(name, TARGET.model.embed_tokens.weight)
+        wanted = tensors.get(name, TARGET.model.embed_tokens.weight)
         assert torch.equal(parameter, wanted), name
 
 
-def test_a_head_with_embeddings_of_its_own_uses_them(tmp_path: Path) -> None:
-    own = torch.randn(TARGET.model.embed_tokens.weight.shape)
-    written(tmp_path, {**TENSORS, "embed_tokens.weight": own})
-    head = read_head(tmp_path, OfTarget.of(TARGET), 64)
-    assert torch.equal(head.embed_tokens.weight, own)
-
-
-def test_tokens_that_it_names_are_the_targets(tmp_path: Path) -> None:
+def test_a_head_has_its_own_tokens_and_embeddings_or_the_targets(tmp_path: Path) -> None:
     head = read_head(written(tmp_path), OfTarget.of(TARGET), 64)
     logits = head.logits(torch.randn(1, 2, 32))
     named = (logits[0, 0] > -1e29).nonzero()[:, 0].tolist()
     assert logits.shape == (1, 2, pairs.VOCABULARY)
     assert named == TENSORS["t2d"][: pairs.VOCABULARY].nonzero()[:, 0].tolist()
-
-
-def test_a_head_that_names_every_token_needs_no_table(tmp_path: Path) -> None:
-    size = TARGET.config.vocab_size
-    tensors = heads.tensors_of(TARGET.config, named=size)
+    size, own = TARGET.config.vocab_size, torch.randn(TARGET.model.embed_tokens.weight.shape)
+    tensors = heads.tensors_of(TARGET.config, named=size) | {"embed_tokens.weight": own}
     del tensors["d2t"], tensors["t2d"]
     head = read_head(written(tmp_path, tensors, draft_vocab_size=size), OfTarget.of(TARGET), 64)
     assert head.ids.tolist() == list(range(size))
+    assert torch.equal(head.embed_tokens.weight, own)
 
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -85,19 +82,6 @@ def test_a_config_with_the_layer_in_a_field_of_its_own_is_read(tmp_path: Path) -
     assert config.norms_residual
     assert config.layer.hidden_size == TARGET.config.hidden_size
     assert config.draft_vocabulary == heads.DRAFT_VOCABULARY
-
-
-DEEPER = heads.tensors_of(TARGET.config, depth=3)
-
-
-@pytest.mark.parametrize("spelt", ["midlayer.", "layers.0."])
-def test_layers_behind_the_first_are_read(tmp_path: Path, spelt: str) -> None:
-    written(tmp_path, DEEPER, spelt, num_hidden_layers=3)
-    head = read_head(tmp_path, OfTarget.of(TARGET), 64)
-    read = dict(head.named_parameters())
-    assert len(head.layers) == 2
-    for name in DEEPER.keys() - {"d2t", "t2d"}:
-        assert torch.equal(read[name], DEEPER[name]), name
 
 
 @pytest.mark.parametrize(
