@@ -39,9 +39,6 @@ def joined(key: Words, counter: Words) -> Words:
     return from_limbs(x), from_limbs(y)
 
 
-noises = pytest.mark.parametrize("draw", [noise, noise_in_limbs], ids=["words", "limbs"])
-
-
 def blocks() -> list[list[int]]:
     """Keys and counters: published ones, extreme ones, and others."""
     published = [[*key, *counter] for counter, key, _ in PUBLISHED]
@@ -85,7 +82,7 @@ def test_limbs_need_no_large_sum_and_no_shift_of_a_negative_number() -> None:
         words((k0, k1), (c0, c1))
 
 
-@noises
+@pytest.mark.parametrize("draw", [noise, noise_in_limbs], ids=["words", "limbs"])
 @pytest.mark.parametrize(("seed", "position", "token", "bits", "value"), PINNED)
 def test_the_noise_is_pinned(
     seed: int,
@@ -96,6 +93,8 @@ def test_the_noise_is_pinned(
     draw: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> None:
     key, at, of = seed_words(seed), int32(position)[0], int32(token)[0]
+    given = Sampling.of([SamplingParams(1.0, seed=seed)], torch.device("cpu"))
+    assert given.seed[0].tolist() == [int(word) for word in key]
     assert words((key[0], key[1]), (of, at))[0].item() % WORD == bits
     assert threefry((seed % WORD, seed >> 32), (token, position))[0] == bits
     drawn = draw(key, at, of).item()
@@ -125,8 +124,3 @@ def test_the_series_needs_no_exact_logarithm_near_one(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch, "log", coarse)
     torch.testing.assert_close(gumbel_by_series(upper), right, atol=2e-5, rtol=0)
     assert not gumbel(upper).isfinite().all()
-
-
-def test_the_seed_of_the_parameters_reaches_the_noise_as_its_low_and_high_word() -> None:
-    sampling = Sampling.of([SamplingParams(1.0, seed=0x7654321089ABCDEF)], torch.device("cpu"))
-    assert [word % WORD for word in sampling.seed[0].tolist()] == [0x89ABCDEF, 0x76543210]
