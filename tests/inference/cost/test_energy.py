@@ -32,12 +32,9 @@ def zone(
 ) -> Path:
     path = powercap / f"intel-rapl:{number}"
     path.mkdir(parents=True)
-    for file, content in (
-        ("name", name),
-        ("energy_uj", microjoules),
-        ("max_energy_range_uj", most),
-    ):
-        (path / file).write_text(f"{content}\n")
+    (path / "name").write_text(f"{name}\n")
+    (path / "max_energy_range_uj").write_text(f"{most}\n")
+    advance(path, microjoules)
     return path
 
 
@@ -53,7 +50,8 @@ def test_rapl_adds_packages_and_memory_but_not_what_a_package_contains(tmp_path:
         zone(tmp_path, "1", "psys", 9),
     ]
     meter = EnergyMeter(rapl_readers(tmp_path))
-    with meter:
+    partly = EnergyMeter([*rapl_readers(tmp_path), Unreadable("board: no counter")])
+    with meter, partly:
         for path, after in zip(zones, (8_500_000, 3_000_001, 250_000, 9_000_009), strict=True):
             advance(path, after)
     assert [(part.value, part.source) for part in meter.readings] == [
@@ -61,6 +59,10 @@ def test_rapl_adds_packages_and_memory_but_not_what_a_package_contains(tmp_path:
         (0.25, "RAPL dram"),
     ]
     assert (meter.joules.value, meter.joules.quality) == (3.75, Quality.MEASURED)
+    known = partly.joules
+    assert (known.value, known.quality, known.lower_bound) == (3.75, Quality.ESTIMATED, True)
+    assert "RAPL package-0" in known.source
+    assert "board: no counter" in known.source
 
 
 def test_a_rapl_counter_that_wraps_goes_on_counting(tmp_path: Path) -> None:
@@ -73,9 +75,12 @@ def test_a_rapl_counter_that_wraps_goes_on_counting(tmp_path: Path) -> None:
     assert readings == [0.0, 1.5, 10.5, 12.0]
 
 
-def test_a_counter_that_the_kernel_denies_is_unavailable_with_the_reason(
+def test_a_counter_that_the_kernel_denies_or_lacks_is_unavailable_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (missing,) = rapl_readers(tmp_path / "powercap")
+    assert missing.joules().value is None
+    assert "EC2" in missing.joules().source
     zone(tmp_path, "0", "package-0", 1)
     read = Path.read_text
 
@@ -91,47 +96,25 @@ def test_a_counter_that_the_kernel_denies_is_unavailable_with_the_reason(
     assert "root only" in figure.source
 
 
-def test_a_machine_without_counters_says_so(tmp_path: Path) -> None:
-    (reader,) = rapl_readers(tmp_path / "powercap")
-    assert reader.joules().value is None
-    assert "EC2" in reader.joules().source
-
-
-def test_a_counter_that_stood_still_is_unavailable_and_not_zero() -> None:
-    still = AppleReader(
-        monitor_at(cpu_total_mj=500, dram_mj=20),
-        ("cpu_total_mj", "dram_mj"),
-        "Apple CPU and memory",
-    )
-    clock = Clock()
-    with EnergyMeter([still], clock=clock) as meter:
-        clock.now += 7.5
-    (part,) = meter.readings
-    assert part.value is None
-    assert part.source.startswith("Apple CPU and memory: ")
-    assert "7.5 s" in part.source
-
-
-def monitor_at(**millijoules: int) -> Any:
-    """A monitor of zeus_apple_silicon: a metric is None where the chip does not count."""
+def apple(name: str, counted: tuple[str, ...], **millijoules: int) -> AppleReader:
+    """Of a chip that counts these alone: other metrics of zeus_apple_silicon are None."""
     fields = ("cpu_total_mj", "dram_mj", "gpu_mj", "gpu_sram_mj", "ane_mj")
     metrics = SimpleNamespace(**{field: millijoules.get(field) for field in fields})
-    return SimpleNamespace(get_cumulative_energy=lambda: metrics)
+    monitor: Any = SimpleNamespace(get_cumulative_energy=lambda: metrics)
+    return AppleReader(monitor, counted, name)
 
 
-def test_apples_counters_are_added_where_the_processor_has_them() -> None:
-    reader = AppleReader(
-        monitor_at(gpu_mj=1500, ane_mj=500), ("gpu_mj", "gpu_sram_mj", "ane_mj"), "GPU"
-    )
+def test_apples_counters_are_added_where_they_count() -> None:
+    reader = apple("GPU", ("gpu_mj", "gpu_sram_mj", "ane_mj"), gpu_mj=1500, ane_mj=500)
     assert reader.joules() == Figure.measured(2.0, "GPU")
-    assert AppleReader(monitor_at(), ("gpu_mj",), "GPU").joules().value is None
-
-
-def test_a_mac_without_the_package_names_the_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setitem(sys.modules, "zeus_apple_silicon", None)
-    (reader,) = find_readers()
-    assert reader.joules().source == "Apple processor: pip install '.[energy]'"
+    assert apple("GPU", ("gpu_mj",)).joules().value is None
+    still, clock = apple("CPU", ("cpu_total_mj", "dram_mj"), cpu_total_mj=500, dram_mj=20), Clock()
+    with EnergyMeter([still], clock=clock) as meter:
+        clock.now += 7.5
+    (part,) = meter.readings  # a counter that stood still is not zero
+    assert part.value is None
+    assert part.source.startswith("CPU: ")
+    assert "7.5 s" in part.source
 
 
 class Board:
@@ -212,57 +195,41 @@ def test_a_machine_without_nvidias_driver_has_no_board(
     assert "version mismatch" in nvml_readers()[0].joules().source
 
 
-def test_a_driver_without_the_package_names_the_install_line(
+def test_a_machine_without_the_package_names_the_install_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert nvml_readers(tmp_path / "absent") == []
     assert nvml_readers(tmp_path)[0].joules().source == "NVIDIA: pip install '.[energy]'"
-
-
-def publish(path: Path, mean: str, status: str = "POWER_STATUS_VALID") -> None:
-    """A minute as the Neuron driver writes it: status, time, least, most and mean percent."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{status},1000,0.86,25.00,{mean}")
-
-
-def test_neurons_percentages_are_no_joules(tmp_path: Path) -> None:
-    for place in ("neuron0/stats/power", "neuron1/moved/power"):
-        publish(tmp_path / place / "utilization", "18.86")
-    for number, reader in enumerate(neuron_readers(tmp_path)):
-        figure = reader.joules()
-        assert figure.value is None
-        assert figure.source.startswith(f"neuron{number}: 18.86 % ")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setitem(sys.modules, "zeus_apple_silicon", None)
+    (reader,) = find_readers()
+    assert reader.joules().source == "Apple processor: pip install '.[energy]'"
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ("POWER_STATUS_VALID,1000,0.86,25.00,18.86", "neuron0: 18.86 % "),  # of no known watts
         ("POWER_STATUS_NO_DATA,0,0.00,0.00,0.00", "neuron0: POWER_STATUS_NO_DATA"),
         ("", "neuron0: "),
         ("POWER_STATUS_VALID,1,2,3,much", "neuron0: "),
     ],
 )
-def test_a_neuron_file_without_data_is_unavailable(text: str, says: str, tmp_path: Path) -> None:
-    (tmp_path / "utilization").write_text(text)
-    assert NeuronReader(tmp_path / "utilization", "neuron0").joules().source.startswith(says)
+def test_neurons_percentages_are_no_joules(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "neuron0" / "moved" / "power" / "utilization"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    (reader,) = neuron_readers(tmp_path)
+    figure = reader.joules()
+    assert figure.value is None
+    assert figure.source.startswith(says)
     assert NeuronReader(tmp_path / "absent", "neuron0").joules().value is None
-
-
-def test_a_part_that_is_unknown_leaves_a_lower_bound_that_names_it(tmp_path: Path) -> None:
-    advance(path := zone(tmp_path, "0", "package-0", 0), 0)
-    with EnergyMeter([*rapl_readers(tmp_path), Unreadable("board: no counter")]) as meter:
-        advance(path, 30_000_000)
-    known = meter.joules
-    assert (known.value, known.quality, known.lower_bound) == (30.0, Quality.ESTIMATED, True)
-    assert "RAPL package-0" in known.source
-    assert "board: no counter" in known.source
 
 
 def test_readers_are_asked_while_the_meter_runs() -> None:
     class Counting:
-        def __init__(self) -> None:
-            self.asked = 0
+        asked = 0
 
         def joules(self) -> Figure:
             self.asked += 1
@@ -273,12 +240,6 @@ def test_readers_are_asked_while_the_meter_runs() -> None:
         while reader.asked < 5:
             pass
     assert (meter.readings[0].value or 0) >= 4
-
-
-def test_this_machine_is_read_without_failing() -> None:
-    with EnergyMeter(find_readers()) as meter:
+    with EnergyMeter(find_readers()) as meter:  # those of this machine
         sum(range(100_000))
-    for part in meter.readings:
-        assert part.source
-        assert part.value is None or part.value > 0
-    assert Unreadable("why").joules() == Figure.unavailable("why")
+    assert all(part.source and (part.value is None or part.value > 0) for part in meter.readings)
