@@ -107,13 +107,24 @@ def test_a_proposer_hears_all_tokens_in_order_and_its_own_are_named(pace: Pace) 
     assert {kind for step in steps for kind in step.proposers[:-1]} == {COPY}
 
 
-def test_a_target_that_waits_is_told_to_go_once_for_each_root_when_nothing_more_is_named() -> None:
+class Silent(Foreteller):
+    """It finds what it finds without a call."""
+
+    def work(self, now: float) -> DraftUsage | None:
+        super().work(now)
+        return None
+
+
+@pytest.mark.parametrize(("proposer", "step"), [(Foreteller, 3), (Silent, 6)])
+def test_a_target_that_waits_is_told_to_go_once_for_each_root_when_nothing_more_is_named(
+    proposer: type[Foreteller], step: int
+) -> None:
     engine, model, _ = exact_engine()
     session = Told(engine)
-    steps = made(session, Foreteller(TEXT[:40]), pace=Pace.WAIT)
+    steps = made(session, proposer(TEXT[:40], step=step), pace=Pace.WAIT)
     roots = [len(PROMPT) - 1]
-    for step in steps[:-1]:
-        roots.append(roots[-1] + len(step.tokens))
+    for one in steps[:-1]:
+        roots.append(roots[-1] + len(one.tokens))
     assert session.gone == roots
     assert [nodes for _, nodes in model.calls[1:-1]] == [7] * (len(steps) - 1)
 
@@ -125,12 +136,6 @@ def test_a_lost_stream_is_told_everything_again() -> None:
     assert proposer.resent == 1
     again = session.proposed[3]
     assert (again.first, again.parents[0]) == (0, 0)
-
-
-def test_a_text_that_is_long_enough_already_is_not_begun() -> None:
-    engine, model, _ = exact_engine()
-    assert made(LocalSession(engine), tokens=0) == []
-    assert [nodes for _, nodes in model.calls] in ([], [2])
 
 
 def test_what_was_found_is_sent_after_what_came_meanwhile_was_heard() -> None:
@@ -164,18 +169,3 @@ def test_proposers_take_turns_and_what_one_finds_waits_for_no_other() -> None:
     assert [one.named - len(PROMPT) for one in both] == [2, 2]
     assert len(session.proposed) == 3
     session.close()
-
-
-class Silent(Foreteller):
-    """It finds what it finds without a call."""
-
-    def work(self, now: float) -> DraftUsage | None:
-        super().work(now)
-        return None
-
-
-def test_a_target_that_waits_goes_on_with_what_was_found_without_a_call() -> None:
-    engine, model, _ = exact_engine()
-    steps = made(Told(engine), Silent(TEXT[:40], step=6), pace=Pace.WAIT)
-    assert tokens_of(steps) == TEXT[:40]
-    assert [nodes for _, nodes in model.calls[1:-1]] == [7] * (len(steps) - 1)

@@ -13,11 +13,12 @@ from inference.loop.decode import Loop, TargetSession
 from inference.loop.draft_thread import Drafter, Drafting, inline, on_thread
 from inference.loop.throttle import Baseline, Throttle
 from inference.order import Decode, Pace, Progress
-from inference.proposer import COPY, NOBODY, DraftUsage, Nodes, Proposer
+from inference.proposer import COPY, DraftUsage, Nodes, Proposer
 from inference.sampling import SamplingParams
 from tests.support.clock import Clock
 from tests.support.exact import exact_engine, own_text
 from tests.support.pairs import decoder, engine, growing, perturbed
+from tests.support.wire_fixtures import progress
 
 PROMPT = [1, 2, 3]
 TEXT = own_text(PROMPT, 40)
@@ -35,14 +36,6 @@ def threaded(proposers: Sequence[Proposer]) -> Drafter:
             yield proposers
 
     return on_thread(lend)
-
-
-def progress(position: int, tokens: tuple[int, ...], forwards: int) -> Progress:
-    """Progress of so many root-only forward passes."""
-    proposers = (NOBODY,) * len(tokens)
-    return Progress(
-        position=position, tokens=tokens, proposers=proposers, forwards=forwards, lone=forwards
-    )
 
 
 class Gated:
@@ -207,14 +200,14 @@ def test_calls_are_counted_for_the_text_that_they_were_made_for() -> None:
 def test_signs_of_life_cut_no_forward_short() -> None:
     """A target says about every second that it is there: a slow forward is longer than that."""
     silence, now = Baseline(), Clock()
-    served = exact_engine()[0]
-    with closing(LocalSession(served)) as session:
+    with closing(LocalSession(exact_engine()[0])) as session:
         session.open(PROMPT, SamplingParams())
         drafting = Drafting(PROMPT, SamplingParams(), session, Decode(40), now)
         drafting.open((), Throttle(silence))
         for forward in range(4):
             for tokens in ((), (), (7,)):
                 now.now += 1.0
-                drafting.on_progress(progress(3 + forward, tokens, forwards=len(tokens)))
+                news = progress(3 + forward, *tokens, forwards=len(tokens), lone=len(tokens))
+                drafting.on_progress(news)
             drafting.turn()
     assert list(silence.seconds) == [2.0, 3.0, 3.0, 3.0]  # the first is timed from a sign of life

@@ -25,20 +25,24 @@ from tests.support.oracles import RuleOracle
 from tests.support.tiers import examples
 
 VOCABULARY = 40
-PENALTIES = SamplingParams(
-    repetition_penalty=1.5,
-    presence_penalty=-0.75,
-    frequency_penalty=0.5,
-    logit_bias=((3, 2.0), (39, -100.0)),
-)
 SETTINGS = [
-    PENALTIES,
+    SamplingParams(
+        repetition_penalty=1.5,
+        presence_penalty=-0.75,
+        frequency_penalty=0.5,
+        logit_bias=((3, 2.0), (39, -100.0)),
+    ),
     SamplingParams(repetition_penalty=0.5),
     SamplingParams(presence_penalty=1.25),
     SamplingParams(frequency_penalty=-2.0),
     SamplingParams(logit_bias=((0, 1.0), (7, -3.5))),
     SamplingParams(),
 ]
+
+
+def path_to(tree: TokenTree, node: int) -> list[int]:
+    tokens: list[int] = tree.tokens[tree.mask[node]][1:].tolist()
+    return tokens
 
 
 class Hashed:
@@ -91,11 +95,6 @@ def trees(draw: st.DrawFn) -> TokenTree:
     return TokenTree(np.array(tokens), np.array(parents))
 
 
-def path_to(tree: TokenTree, node: int) -> list[int]:
-    above = np.flatnonzero(tree.mask[node])[1:]
-    return tree.tokens[above].tolist()
-
-
 def said(rule: Adjustment, row: int) -> tuple[list[int], dict[int, tuple[float, float]]]:
     """A node's mask, and its changes that are some."""
     allowed = [] if rule.allowed is None else rule.allowed[row].tolist()
@@ -136,15 +135,10 @@ def test_a_node_is_told_what_its_prefix_alone_is_told(
     assert matcher.text == output
 
 
-def test_each_node_of_a_tree_is_consumed_once() -> None:
-    text = walkable(30, seed=1)
-    rule = TokenRule([1], SamplingParams(), matcher := Hashed())
-    tree = TokenTree.chain([1, *text])
-    rule.adjust(tree, range(len(tree)))
+def test_each_node_is_consumed_once_and_a_text_that_breaks_its_grammar_is_refused() -> None:
+    tree = TokenTree.chain([1, *walkable(30, seed=1)])
+    TokenRule([1], SamplingParams(), matcher := Hashed()).adjust(tree, range(len(tree)))
     assert matcher.consumed == 30
-
-
-def test_a_text_whose_made_tokens_break_its_grammar_is_refused() -> None:
     excluded = next(token for token in range(VOCABULARY) if not Hashed().may_follow(token))
     with pytest.raises(InvalidRequest, match=rf"token {excluded} at position 2"):
         TokenRule([1, 1, excluded], SamplingParams(made=1), Hashed())
