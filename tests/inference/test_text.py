@@ -30,16 +30,6 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(EMBEDDED / "target")
 
 
-@pytest.mark.parametrize("text", SAMPLES)
-def test_text_survives_encoding_and_streaming(tokenizer: Tokenizer, text: str) -> None:
-    ids = tokenizer.encode(text)
-    assert tokenizer.decode(ids) == text
-    stream = tokenizer.stream(ids[:1])
-    pieces = [stream.push(token) for token in ids[1:]] + [stream.finish()]
-    assert "".join(pieces) == text
-    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
-
-
 def test_a_chat_ends_before_the_answer_or_where_its_last_message_does(tmp_path: Path) -> None:
     turns = "{% for m in messages %}{{ m.role }}:{{ m.content | trim }};{% endfor %}"
     tokenizer = altered(tmp_path, template=turns + "{% if add_generation_prompt %}>{% endif %}")

@@ -10,18 +10,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.backends import Segment
-from inference.backends.eager import choose_at
-from inference.backends.libraries.host_choice import choose_of_row
 from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
 from inference.token_rule import Adjustment, TokenRule, plain_rule
 from inference.tree.token_tree import IntArray, TokenTree
-from tests.support.oracles import RuleOracle
 from tests.support.tiers import examples
 
 VOCABULARY = 40
@@ -142,35 +137,6 @@ def test_each_node_is_consumed_once_and_a_text_that_breaks_its_grammar_is_refuse
     excluded = next(token for token in range(VOCABULARY) if not Hashed().may_follow(token))
     with pytest.raises(InvalidRequest, match=rf"token {excluded} at position 2"):
         TokenRule([1, 1, excluded], SamplingParams(made=1), Hashed())
-
-
-@pytest.mark.parametrize("params", SETTINGS[:-1], ids=str)
-def test_penalties_and_biases_are_those_of_transformers(params: SamplingParams) -> None:
-    """At every node of a tree, on tensors and on numpy arrays."""
-    generator = np.random.default_rng(2)
-    prompt, output = [9, 9, 3, 11], [4, 7, 4, 3, 39]
-    tree = TokenTree(np.array([39, 4, 7, 4, 12, 12]), np.array([-1, 0, 0, 1, 3, 2]))
-    rule = TokenRule(prompt, params, None)
-    rule.commit(output)
-    logits = generator.normal(0, 4, (6, VOCABULARY)).astype(np.float32)
-    oracle = RuleOracle(None, len(prompt), params)
-    expected = [
-        int(oracle.adjusted([*prompt, *output, *path_to(tree, node)], torch.tensor(row)).argmax())
-        for node, row in enumerate(logits)
-    ]
-    nodes = np.arange(6, dtype=np.int32)
-    segment = Segment(
-        0, tree.tokens, nodes, 9 + tree.depths, np.zeros((1, 0), dtype=np.bool_), tree.mask, nodes,
-        SamplingParams(), rule=lambda: rule.adjust(tree, range(6)),
-    )  # fmt: skip
-    positions = torch.from_numpy(segment.positions)[None] + 1
-    assert choose_of_row(logits.copy(), segment).tokens.tolist() == expected
-    changed = torch.from_numpy(logits[None].copy())
-    assert choose_at(changed, positions, [segment])[0].tokens.tolist() == expected
-    for node, row in enumerate(changed[0]):
-        text = [*prompt, *output, *path_to(tree, node)]
-        own = oracle.adjusted(text, torch.tensor(logits[node]))
-        assert torch.allclose(row, own, rtol=1e-6, atol=1e-5)
 
 
 def test_a_text_does_not_end_before_its_least_length() -> None:

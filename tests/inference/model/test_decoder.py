@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from inference.backends import eager
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.errors import LimitExceeded
@@ -187,68 +186,12 @@ def test_ids_beyond_the_tokenizer_are_never_chosen() -> None:
         assert sequence.rank(TokenTree.chain(list(range(50))), range(50), 50).ids.max() < 50
 
 
-def test_rows_that_grow_trees_share_a_call_with_rows_that_start() -> None:
-    model, alone = tiny_model(rows=6, max_nodes=100), tiny_model(max_nodes=100)
-    growing = sequence_after(model, [5, 6, 7], row=2)
-    growing.rank(TREE, [0], 1)
-    growing.rank(TREE, [1, 2], 1)
-    late = growing.prepare_nodes(TREE, [3, 4, 6])
-    starting = sequence_after(model, range(60), row=5).prepare_nodes(TREE, range(8))
-    assert (len(late.context), len(starting.context)) == (3, 1)
-    ranked = model.rank([late, starting], 61)
-    first = scores_at(sequence_after(alone, [5, 6, 7]), TREE, range(8))
-    second = scores_at(sequence_after(alone, range(60)), TREE, range(8))
-    assert np.abs(by_id(ranked[0]) - first[[3, 4, 6]]).max() < 1e-5
-    assert np.abs(by_id(ranked[1]) - second).max() < 1e-5
-
-
-@pytest.mark.parametrize(
-    ("step", "nodes", "capacity"), [(8, 8, 60), (64, 64, 200), (256, 100, 60), (256, 16, 400)]
-)
-def test_padding_does_not_change_scores(
-    step: int, nodes: int, capacity: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompt, beside = list(range(3, 44)), TokenTree.chain(list(range(min(nodes, 40))))
-    expected = scores_at(sequence_after(tiny_model(capacity=49), prompt), TREE, range(8))
-    monkeypatch.setattr(eager, "SLOT_STEP", step)
-    model = tiny_model(rows=2, capacity=capacity, max_nodes=nodes)
-    segment = sequence_after(model, prompt).prepare_nodes(TREE, range(8))
-    other = sequence_after(model, [9, 9], row=1).prepare_nodes(beside, range(len(beside)))
-    assert np.abs(by_id(model.rank([segment, other], 61)[0]) - expected).max() < 1e-5
-
-
 def fresh_scores(tokens: Sequence[int], tree: TokenTree) -> NDArray[np.float32]:
     return scores_at(sequence_after(tiny_model(), tokens), tree, range(len(tree)))
 
 
 NEXT = TokenTree(np.array([11, 12, 13, 14]), np.array([-1, 0, 0, 1]))
 PREFIX = list(range(20, 30))
-
-
-@pytest.mark.parametrize(
-    ("levels", "path"),
-    [
-        ([[0], [1, 2]], [2, 4]),  # the leaf's slot is a hole below the high-water mark
-        ([[0], [1, 2], [3, 4, 6]], [2, 4, 5]),
-        ([[0], [2]], [1]),
-        ([[0]], [2]),
-        ([], []),  # not even the root was looked at
-    ],
-)
-def test_accepted_nodes_that_were_never_evaluated_are_fed_with_the_next_tree(
-    levels: list[list[int]], path: list[int]
-) -> None:
-    sequence = sequence_after(tiny_model(), PREFIX)
-    tokens = list(PREFIX)
-    for _ in range(3):
-        for level in levels:
-            sequence.rank(TREE, level, 3)
-        sequence.commit(TREE, path)
-        tokens += [int(TREE.tokens[node]) for node in [0, *path]]
-        assert sequence.length == len(tokens) > sequence.cached
-    found = np.concatenate([scores_at(sequence, NEXT, level) for level in ([0], [1, 2], [3])])
-    assert np.abs(found - fresh_scores(tokens, NEXT)).max() < 1e-5
-    assert sequence.cached == len(tokens)
 
 
 @pytest.mark.parametrize("more", [[], [8, 9, 10, 11, 12]], ids=["a tree", "a longer prompt"])
