@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Rules
-from tokenizers.trainers import BpeTrainer
 
 from inference.errors import InvalidRequest, UnsupportedModel
 from inference.text.tokenizer import Tokenizer
@@ -127,7 +126,6 @@ def test_the_fingerprint_changes_with_what_changes_ids_alone(
 
 
 SPECIAL = ["<s>", "</s>", "<|role|>", "<|text|>", "[INST]", "[/INST]"]
-TRAINED = [*SAMPLES, "def read(path): return open(path).read()", "Ünïcödé in a straße"]
 TURNS = [
     {"role": "system", "content": "  short <answers> "},
     {"role": "user", "content": "naïve 🙂?\n"},
@@ -162,42 +160,33 @@ QWEN = """{% for message in messages %}
 
 def family(directory: Path, kind: str) -> Path:
     """A directory with a small tokenizer of this kind, and its chat template."""
-    rules, settings = Rules(models.BPE(byte_fallback=kind == "mistral")), dict[str, Any]()
-    first = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    if kind == "mistral":
+    settings: dict[str, Any] = {"bos_token": "<s>", "pad_token": "<pad>"}
+    settings |= {"eos_token": {"__type": "AddedToken", "content": "</s>"}}
+    settings |= {"tokenizer_class": "PreTrainedTokenizerFast"}
+    by_bytes, level = kind == "mistral", pre_tokenizers.ByteLevel
+    letters = [f"<0x{byte:02X}>" for byte in range(256)] if by_bytes else sorted(level.alphabet())
+    spelt = dict.fromkeys([*SPECIAL, *letters, "a", "d", "e", "de", "▁"])
+    pieces = {piece: id_ for id_, piece in enumerate(spelt)}
+    rules = Rules(models.BPE(pieces, [("d", "e")], byte_fallback=by_bytes))
+    rules.pre_tokenizer, rules.decoder = level(add_prefix_space=False), decoders.ByteLevel()
+    rules.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIAL])
+    if by_bytes:
         rules.pre_tokenizer = pre_tokenizers.Metaspace()
         inner = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
         rules.decoder = decoders.Sequence([*inner, decoders.Strip(" ", 1, 0)])
-        alphabet = [f"<0x{byte:02X}>" for byte in range(256)]
         settings["chat_template"] = [{"name": "default", "template": MISTRAL}]
-    else:
-        rules.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        rules.decoder = decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
     if kind == "qwen":
         rules.normalizer = normalizers.NFC()
         added = {"content": "<think>", "special": False, "normalized": False}
-        settings["added_tokens_decoder"] = {"600": added}
+        settings["added_tokens_decoder"] = {str(len(pieces)): added}
         (directory / "chat_template.jinja").write_text(QWEN)
     else:
+        first = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
         rules.post_processor = first
     if kind == "llama":
         settings["chat_template"] = LLAMA
-    bytes_are_tokens = kind == "mistral"
-    trainer = BpeTrainer(
-        vocab_size=600,
-        special_tokens=[
-            *(AddedToken(token, normalized=False) for token in SPECIAL),
-            *(alphabet if bytes_are_tokens else ()),
-        ],
-        initial_alphabet=[] if bytes_are_tokens else alphabet,
-        show_progress=False,
-    )
-    rules.train_from_iterator(TRAINED, trainer)
     rules.enable_truncation(4)
     rules.save(str(directory / "tokenizer.json"))
-    settings |= {"bos_token": "<s>", "eos_token": {"__type": "AddedToken", "content": "</s>"}}
-    settings |= {"pad_token": "<pad>", "tokenizer_class": "PreTrainedTokenizerFast"}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     return directory
 
