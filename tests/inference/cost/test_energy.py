@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -117,51 +115,29 @@ def test_apples_counters_are_added_where_they_count() -> None:
     assert "7.5 s" in part.source
 
 
-class Board:
-    """NVIDIA's library as its binding calls it. `energy` None: a board before Volta."""
+def board(patch: pytest.MonkeyPatch, energy: list[int] | None, power: list[int]) -> None:
+    """One board as NVIDIA's binding answers for it. energy: in mJ; None before Volta"""
 
-    def __init__(self, energy: list[int] | None, power: list[int]) -> None:
-        self.energy, self.power = energy, power
+    def total_energy(handle: object) -> int:
+        if energy is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return energy.pop(0)
 
-    def nvmlInitWithFlags(self, flags: Any) -> int:
-        return 0
+    def usage(handle: object) -> int:
+        if not power:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return power.pop(0)
 
-    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
-        count._obj.value = 1
-        return 0
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index: ctypes.c_uint, handle: Any) -> int:
-        assert index.value == 0
-        return 0
-
-    def nvmlDeviceGetName(self, handle: Any, name: Any, length: ctypes.c_uint) -> int:
-        name.value = b"NVIDIA Test"
-        return 0
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any, millijoules: Any) -> int:
-        if self.energy is None:
-            return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        millijoules._obj.value = self.energy.pop(0)
-        return 0
-
-    def nvmlDeviceGetPowerUsage(self, handle: Any, milliwatts: Any) -> int:
-        if not self.power:
-            return int(pynvml.NVML_ERROR_GPU_IS_LOST)
-        milliwatts._obj.value = self.power.pop(0)
-        return 0
+    patch.setattr(pynvml, "nvmlInit", lambda: None)
+    patch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 1)
+    patch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    patch.setattr(pynvml, "nvmlDeviceGetName", lambda handle: "NVIDIA Test")
+    patch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", total_energy)
+    patch.setattr(pynvml, "nvmlDeviceGetPowerUsage", usage)
 
 
-@pytest.fixture
-def nvidia(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    def install(library: Any) -> None:
-        monkeypatch.setattr(pynvml, "nvmlLib", library)
-        monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-
-    return install
-
-
-def test_a_boards_energy_counter_is_in_millijoules(nvidia: Callable[[Any], None]) -> None:
-    nvidia(Board([9_000_000_000_000, 9_000_000_000_000, 9_000_000_012_500], []))
+def test_a_boards_energy_counter_is_in_millijoules(monkeypatch: pytest.MonkeyPatch) -> None:
+    board(monkeypatch, [9_000_000_000_000, 9_000_000_000_000, 9_000_000_012_500], [])
     (reader,) = nvml_readers()
     with EnergyMeter([reader], sample_seconds=60.0) as meter:
         pass
@@ -169,9 +145,9 @@ def test_a_boards_energy_counter_is_in_millijoules(nvidia: Callable[[Any], None]
 
 
 def test_a_board_without_a_counter_has_its_power_integrated(
-    nvidia: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    nvidia(Board(None, [20_000, 40_000, 60_000]))
+    board(monkeypatch, None, [20_000, 40_000, 60_000])
     (reader,) = nvml_readers()
     clock = Clock()
     monkeypatch.setattr(energy, "time", SimpleNamespace(monotonic=clock))
@@ -184,14 +160,14 @@ def test_a_board_without_a_counter_has_its_power_integrated(
     assert (lost.value, lost.source) == (None, "NVIDIA Test 0: GPU is lost")
 
 
-def test_a_machine_without_nvidias_driver_has_no_board(
-    nvidia: Callable[[Any], None], tmp_path: Path
-) -> None:
-    nvidia(SimpleNamespace(nvmlInitWithFlags=lambda flags: pynvml.NVML_ERROR_DRIVER_NOT_LOADED))
+def test_a_machine_without_nvidias_driver_has_no_board(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = [pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH]
+
+    def fail() -> None:
+        raise pynvml.NVMLError(errors.pop(0))
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
     assert nvml_readers() == []
-    nvidia(
-        SimpleNamespace(nvmlInitWithFlags=lambda flags: pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
-    )
     assert "version mismatch" in nvml_readers()[0].joules().source
 
 
