@@ -104,23 +104,13 @@ def go_on(rule: TokenRule, tokens: int) -> None:
 ENDLESS = Grammar(SCHEMA, '{"type": "integer", "multipleOf": 999983}')
 """It takes longer than CHECK_SECONDS."""
 
+MANY = [{"anyOf": [{"required": [f"a{i}{j}"]} for j in range(6)]} for i in range(20)]
 HOSTILE = {
     "nested arrays": (SCHEMA, '{"type":"array","items":' * 1500 + "{}" + "}" * 1500),
-    "brackets": (SCHEMA, "[" * 60_000),
-    "a product of choices": (
-        SCHEMA,
-        json.dumps(
-            {
-                "allOf": [
-                    {"anyOf": [{"required": [f"a{i}{j}"]} for j in range(6)]} for i in range(20)
-                ]
-            }
-        ),
-    ),
+    "a product of choices": (SCHEMA, json.dumps({"allOf": MANY})),
     "itself": (SCHEMA, '{"$ref": "#"}'),
     "3000 properties": (SCHEMA, json.dumps({"properties": {f"p{i}": {} for i in range(3000)}})),
     "counted a million times": (REGEX, "a{1000000}"),
-    "looks ahead": (REGEX, "(?=a)b"),
     "deep": (REGEX, "(" * 15_000 + "a" + ")" * 15_000),
     "a thousand times or not": (REGEX, "(a?){1000}a{1000}"),
     "nothing but itself": (EBNF, "start: start start"),

@@ -136,18 +136,6 @@ def test_each_path_of_a_tree_scores_as_in_transformers(family: str, model: Eager
             assert np.abs(scores - expected).max() < 5e-5
 
 
-def test_bfloat16_is_close(family: str, directory: Path) -> None:
-    model = EagerModel(
-        loaded(directory, 128, VOCABULARY, torch.bfloat16), rows=1, capacity=70, max_nodes=64
-    )
-    found = scores_at(
-        ModelSequence(model, 0, SamplingParams()), TokenTree.chain(PROMPT), range(len(PROMPT))
-    )
-    apart = np.abs(np.exp(found) - np.exp(log_probabilities(family, PROMPT))).sum(-1) / 2
-    assert apart.mean() < 0.05  # total variation
-    assert model.cache.keys[0].dtype == torch.bfloat16
-
-
 def test_wide_calls_on_a_cpu_have_the_attention_of_narrow_ones() -> None:
     attend_on_cpu, nodes = layers_on(torch.device("cpu")).attend, 2 * WIDE
     assert attend_on_cpu is not None

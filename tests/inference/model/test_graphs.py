@@ -13,13 +13,12 @@ from compile.agreement import random_segments
 from compile.spec import prefill_bucket, verify_bucket
 from inference.backends.graphs.graph_calls import inputs_of, unstacked
 from inference.files.artifact import Bucket
-from inference.model.cache import KeysValues, copy_states, empty_cache, write_slots
+from inference.model.cache import KeysValues, empty_cache, write_slots
 from inference.model.choice.graph_choice import Scored, empty_window
 from inference.model.decoder import Decoder
 from inference.model.graphs.verify_graph import (
     StatefulGraph,
     VerifyGraph,
-    copy_inputs,
     example_inputs,
 )
 from tests.support import buckets
@@ -128,20 +127,6 @@ def test_a_graph_writes_the_slots_of_its_call_and_no_other_bit(bucket: Bucket) -
         assert chosen.equal(expected)
         for ours, theirs in zip(graph.cache().tensors, before.tensors, strict=True):
             assert ours.equal(theirs)
-
-
-@torch.no_grad()
-def test_a_copied_row_is_its_source_and_the_others_stay() -> None:
-    decoder, cache = tiny_decoder(), noise(tiny_decoder())
-    graph = StatefulGraph(decoder, noise(decoder), None)
-    graph(**copy_inputs(3, 1))
-    for old, new in zip(cache.tensors, graph.cache().tensors, strict=True):
-        assert new.equal(old[[0, 3, 2, 3, 4]])
-    before = cache.keys[0].clone()
-    for held in cache.tensors:
-        copy_states(held, 3, 1, 7)
-    assert cache.keys[0][1, :7].equal(before[3, :7])
-    assert cache.keys[0][1, 7:].equal(before[1, 7:])
 
 
 @pytest.mark.parametrize(("dtype", "widened"), [(torch.bfloat16, 0), (torch.float32, 4)], ids=str)
