@@ -28,15 +28,26 @@ PROMPT = [1, 2, 3]
 TEXT = own_text(PROMPT, 40)
 
 
-class Foreteller:
-    """A Proposer that knows the text, at most 6 tokens beyond the committed ones."""
+SECONDS = 60
+"""Longest wait for another thread: a test that waits so long has failed."""
 
-    def __init__(self, step: int = 3) -> None:
-        self.step = step
-        self.heard: list[tuple[int, tuple[int, ...]]] = []
-        self.resent = 0
+
+class Foreteller:
+    """A Proposer that knows the text, at most 6 tokens beyond the committed ones. It stays in what
+    a test holds until the gate is open.
+    """
+
+    def __init__(self, step: int = 3, held_in: str = "") -> None:
+        self.step, self.heard, self.resent, self.opened = step, list[int](), 0, 0
+        self._held_in, self.gate = held_in, threading.Event()
+
+    def _pass(self, what: str) -> None:
+        if what == self._held_in:
+            assert self.gate.wait(SECONDS)
 
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
+        self._pass("open")
+        self.opened, self.heard = self.opened + 1, []
         self.base, self.start = len(prompt) - 1, len(prompt)
         self.named = self.sent = len(prompt)  # positions before which all is named, and sent
         self.numbers: dict[int, int] = {}
@@ -47,23 +58,28 @@ class Foreteller:
 
     def on_progress(self, progress: Progress, now: float) -> None:
         assert progress.position == self.base + 1
-        self.heard.append((progress.position, progress.tokens))
+        self._pass("on_progress")
+        self.heard += progress.tokens
         self.base += len(progress.tokens)
         self.named, self.sent = max(self.named, self.base + 1), max(self.sent, self.base + 1)
 
     def work(self, now: float) -> DraftUsage | None:
+        self._pass("work")
         most = min(self.base + 7, self.start + len(TEXT))
         before, self.named = self.named, min(self.named + self.step, most)
         return DraftUsage(1) if self.named > before else None
 
     def flush(self, now: float, first: int) -> Nodes | None:
+        if self.sent == self.named:
+            return None
+        self._pass("flush")
         found = list[Candidate]()
         for number, position in enumerate(range(self.sent, self.named), first):
             parent = BASE if position == self.base + 1 else self.numbers[position - 1]
             self.numbers[position] = number
             found.append(Candidate(number, parent, TEXT[position - self.start]))
         self.sent = self.named
-        return nodes_of(self.base, found, COPY) if found else None
+        return nodes_of(self.base, found, COPY)
 
     def close(self) -> None: ...
 
@@ -107,8 +123,7 @@ def test_a_proposer_hears_all_tokens_in_order_and_its_own_are_named(pace: Pace) 
     session, proposer = Told(engine), Foreteller()
     steps = made(session, proposer, pace=pace)
     assert tokens_of(steps) == TEXT
-    heard = [token for _, tokens in proposer.heard for token in tokens]
-    assert heard == tokens_of(steps[:-1])  # nothing follows the last
+    assert proposer.heard == tokens_of(steps[:-1])  # nothing follows the last
     assert len(steps) < 10
     assert {kind for step in steps for kind in step.proposers[:-1]} == {COPY}
 
@@ -173,10 +188,6 @@ def test_proposers_take_turns_and_what_one_finds_waits_for_no_other() -> None:
     session.close()
 
 
-SECONDS = 60
-"""Longest wait for another thread: a test that waits so long has failed."""
-
-
 def threaded(proposers: Sequence[Proposer]) -> Drafter:
     """Let these proposers work on a thread of their own, for one text after the other."""
     turn = threading.Lock()  # of the texts: a call of the last one may still be under way
@@ -187,45 +198,6 @@ def threaded(proposers: Sequence[Proposer]) -> Drafter:
             yield proposers
 
     return on_thread(lend)
-
-
-class Gated:
-    """A Proposer of a token of each root. It stays in what a test holds until the gate is open."""
-
-    def __init__(self, held_in: str = "") -> None:
-        self._held_in, self.gate = held_in, threading.Event()
-        self.heard, self.opened, self.closed, self._sent = list[int](), 0, 0, True
-
-    def _pass(self, what: str) -> None:
-        if what == self._held_in:
-            assert self.gate.wait(SECONDS)
-
-    def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
-        self._pass("open")
-        self.opened, self.heard, self._base = self.opened + 1, [], len(prompt) - 1
-
-    def on_progress(self, progress: Progress, now: float) -> None:
-        assert progress.position == self._base + 1
-        self._pass("on_progress")
-        self.heard += progress.tokens
-        self._base, self._sent = self._base + len(progress.tokens), False
-
-    def on_new_stream(self) -> None:
-        raise AssertionError("these streams do not break")
-
-    def work(self, now: float) -> DraftUsage | None:
-        self._pass("work")
-        return None
-
-    def flush(self, now: float, first: int) -> Nodes | None:
-        if self._sent:
-            return None
-        self._pass("flush")
-        self._sent = True
-        return Nodes(self._base, first, [0], [7], [0.5], COPY)
-
-    def close(self) -> None:
-        self.closed += 1
 
 
 def begun(session: TargetSession, drafter: Drafter, pace: Pace = Pace.GO_ON) -> Loop:
@@ -255,7 +227,7 @@ def left() -> None:
 )
 def test_a_text_ends_while_its_draft_is_held_up(held_in: str, pace: Pace) -> None:
     """A target that waits goes on while no draft has joined."""
-    session, proposer = Told(exact_engine()[0]), Gated(held_in)
+    session, proposer = Told(exact_engine()[0]), Foreteller(held_in=held_in)
     assert text_of(session, threaded([proposer]), pace) == TEXT
     thread = drafting_thread()
     assert thread is not None
@@ -281,7 +253,7 @@ def test_a_text_begins_while_its_draft_still_loads() -> None:
 
 
 def test_a_proposer_that_joins_late_hears_all_tokens_in_order() -> None:
-    proposer, session = Gated("open"), Told(exact_engine()[0])
+    proposer, session = Foreteller(held_in="open"), Told(exact_engine()[0])
     loop, made = begun(session, threaded([proposer])), list[int]()
     while len(made) < 10:
         made += loop.step(1.0).tokens
@@ -297,7 +269,7 @@ def test_a_proposer_that_joins_late_hears_all_tokens_in_order() -> None:
 
 
 def test_an_error_of_the_draft_is_raised_where_the_text_is_read() -> None:
-    class Faulty(Gated):
+    class Faulty(Foreteller):
         def work(self, now: float) -> DraftUsage | None:
             raise RuntimeError("the draft's model fails")
 
@@ -311,7 +283,7 @@ def test_an_error_of_the_draft_is_raised_where_the_text_is_read() -> None:
 
 
 def test_the_next_text_has_the_draft_once_its_last_call_is_over() -> None:
-    proposer = Gated("work")
+    proposer = Foreteller(held_in="work")
     drafter, session = threaded([proposer]), Told(exact_engine()[0])
     assert text_of(session, drafter) == TEXT
     loop = begun(session, drafter)
