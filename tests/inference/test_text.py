@@ -132,30 +132,21 @@ TURNS = [
     {"role": "assistant", "content": "[INST] & so on"},
     {"role": "user", "content": "and </s>?"},
 ]
-LLAMA = """{{- bos_token }}
-{%- if tools is not none %}{{ raise_exception('no tools') }}{% endif %}
-{%- for message in messages %}
-    {{- '<|role|>' + message['role'] + '<|text|>\\n\\n' + message['content'] | trim }}
-    {{- strftime_now('%Y') }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|role|>assistant<|text|>' }}{% endif %}
-"""
-MISTRAL = """{{ bos_token }}
+TEMPLATE = """{{- bos_token }}
 {% set seen = namespace(users=0) %}
-{% for message in messages %}
+{%- for message in messages %}
   {% if message.role == 'user' %}
     {% set seen.users = seen.users + 1 %}
     {% if seen.users > 2 %}{% break %}{% endif %}
-[INST] {{ message.content }} [/INST]
+<|role|> {{ message.role }} <|text|>\n{{ message['content'] | trim }} {{ strftime_now('%Y') }}
   {% elif message.role == 'assistant' %}
-{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}
-  {% else %}
-    {{ raise_exception('unknown role ' ~ message.role) if message.role == 'tool' }}
+{% generation %}{{ message | tojson }}{{ eos_token }}{{ unk_token }}{% endgeneration %}
+  {% elif tools is not none %}
+    {{- raise_exception('no tools') }}
   {% endif %}
-{% endfor %}"""
-QWEN = """{% for message in messages %}
-{{ message | tojson }}{{ unk_token }}{{ '<|text|>' if loop.last }}
-{% endfor %}"""
+[/INST] {{ '[INST]' if loop.last }}
+{% endfor %}
+{%- if add_generation_prompt %}{{ '<|role|>assistant' }}{% endif %}"""
 
 
 def family(directory: Path, kind: str) -> Path:
@@ -174,17 +165,17 @@ def family(directory: Path, kind: str) -> Path:
         rules.pre_tokenizer = pre_tokenizers.Metaspace()
         inner = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
         rules.decoder = decoders.Sequence([*inner, decoders.Strip(" ", 1, 0)])
-        settings["chat_template"] = [{"name": "default", "template": MISTRAL}]
+        settings["chat_template"] = [{"name": "default", "template": TEMPLATE}]
     if kind == "qwen":
         rules.normalizer = normalizers.NFC()
         added = {"content": "<think>", "special": False, "normalized": False}
         settings["added_tokens_decoder"] = {str(len(pieces)): added}
-        (directory / "chat_template.jinja").write_text(QWEN)
+        (directory / "chat_template.jinja").write_text(TEMPLATE)
     else:
         first = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
         rules.post_processor = first
     if kind == "llama":
-        settings["chat_template"] = LLAMA
+        settings["chat_template"] = TEMPLATE
     rules.enable_truncation(4)
     rules.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -44,16 +44,6 @@ def test_a_target_slower_than_its_profile_is_so_at_every_shape_and_is_believed_t
         assert trusted.seconds(1, 4) == pytest.approx(factor * 0.3)  # not called meanwhile
 
 
-@pytest.mark.parametrize("seen", [4, 8], ids=["the shape itself", "a wider one"])
-def test_a_hiccup_is_forgotten_once_the_shape_or_a_wider_one_is_seen_quicker(seen: int) -> None:
-    times = Times()
-    for _ in range(3):
-        times.observe(1, 1, 0.10)
-    times.observe(1, 4, 5.0)
-    times.observe(1, seen, 0.12)
-    assert times.seconds(1, 4) <= 0.12
-
-
 def test_nothing_bounds_what_more_than_twice_the_measured_nodes_take() -> None:
     times = Times({(1, 1): 0.1, (1, 4): 0.1}, measured=True)
     assert times.cost(1, 4).maximum == times.seconds(1, 4) == 0.1
@@ -79,13 +69,6 @@ def test_what_was_not_seen_for_two_thousand_calls_counts_as_never_measured() -> 
         times.observe(1, 1, 0.03)
     assert not times.samples(1, 32)
     assert times.cost(1, 32).maximum == math.inf
-
-
-def test_a_profile_that_is_wrong_about_wide_calls_gives_way_to_two_measured_ones() -> None:
-    times = Times({(1, 1): 0.1, (1, 2): 0.1, (1, 16): 0.1, (1, 32): 0.1})
-    times.trust({(1, 1): 0.1, (1, 16): 0.2})
-    assert times.seconds(1, 8) == pytest.approx(0.1 + 0.1 * 7 / 15)
-    assert times.seconds(1, 32) > 0.3
 
 
 def test_a_time_from_elsewhere_gives_way_to_the_first_sample_that_differs() -> None:
