@@ -111,25 +111,6 @@ def test_each_spelling_of_rope_gives_one_configuration() -> None:
     assert parse_config(TINY | default) == plain
 
 
-@pytest.mark.parametrize(
-    ("family", "fields", "expected"),
-    [
-        ("llama", {}, (False, False, False, 4)),
-        ("llama", {"attention_bias": True}, (True, True, False, 4)),
-        ("mistral", {}, (False, False, False, 4)),
-        ("mistral", {"head_dim": 12}, (False, False, False, 12)),
-        ("qwen2", {}, (True, False, False, 4)),
-        ("qwen3", {}, (False, False, True, 128)),
-        ("qwen3", {"head_dim": 16}, (False, False, True, 16)),
-    ],
-)
-def test_each_family_has_its_biases_norms_and_head_size(
-    family: str, fields: dict[str, Any], expected: tuple[bool, bool, bool, int]
-) -> None:
-    config = parse_config(TINY | {"model_type": family} | fields)
-    assert (config.qkv_bias, config.output_bias, config.qk_norm, config.head_dim) == expected
-
-
 WINDOW, WHOLE = "sliding_window", "max_position_embeddings"
 
 

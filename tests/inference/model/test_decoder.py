@@ -57,6 +57,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen2 tied": ("qwen2", {"tie_word_embeddings": True, "rope_parameters": FAST}),
     "qwen3": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3 with heads as wide as by default": ("qwen3", {}),
 }
 PROMPT = np.random.default_rng(5).integers(0, VOCABULARY, 60).tolist()
 """Beyond the 32 original positions of the Llama 3 rope."""
