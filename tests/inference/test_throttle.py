@@ -71,14 +71,6 @@ def test_a_neighbour_during_the_silence_gives_the_draft_no_credit() -> None:
     assert text.seconds - text.made <= TUNING.loan + LOSS * text.made + 4 * 1.3
 
 
-def test_a_draft_gets_a_dozen_slow_passes_in_a_row_before_it_is_given_up() -> None:
-    text, beside = Text(1.5, 1.0), 0
-    while beside < 12 and text.made < 2000:
-        beside = beside + 1 if text.throttle.allows else 0
-        text.forward()
-    assert beside == 12
-
-
 LOSS = TUNING.loss
 
 

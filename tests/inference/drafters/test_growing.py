@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -234,21 +235,15 @@ def test_a_dynamic_tree_holds_the_most_probable_nodes() -> None:
 def test_a_dynamic_tree_leaves_out_what_cannot_be_chosen_and_ranks_no_more_than_it_sends() -> None:
     """A nucleus of one token makes a chain; of equal tokens no more are expanded than fit."""
 
-    def one_of_eight(nodes: Sequence[Mark], k: int) -> Ranked:
-        ids = np.arange(k, dtype=np.int32)[None].repeat(len(nodes), 0)
-        return Ranked(ids, np.where(ids == 0, 0, -1e9).astype(np.float32))
-
-    def all_equal(nodes: Sequence[Mark], k: int) -> Ranked:
+    def ranked(nodes: Sequence[Mark], k: int, other: float) -> Ranked:
         assert len(nodes) <= 16
-        return Ranked(
-            np.arange(k, dtype=np.int32)[None].repeat(len(nodes), 0),
-            np.zeros((len(nodes), k), dtype=np.float32),
-        )
+        ids = np.arange(k, dtype=np.int32)[None].repeat(len(nodes), 0)
+        return Ranked(ids, np.where(ids == 0, 0, other).astype(np.float32))
 
-    whole = tree()
-    chain = BestFirst(16, 6).grow(whole, Budget(16, 6), one_of_eight)
+    whole, widest = tree(), BestFirst(16, 6)
+    chain = widest.grow(whole, Budget(16, 6), partial(ranked, other=-1e9))
     assert [whole.position_of(node) for node in chain] == [1, 2, 3, 4, 5, 6]
-    assert len(BestFirst(16, 6).grow(tree(), Budget(16, 6), all_equal)) == 16
+    assert len(widest.grow(tree(), Budget(16, 6), partial(ranked, other=0.0))) == 16
 
 
 def test_a_pause_raises_the_price_of_a_token_until_it_is_forgotten() -> None:
