@@ -162,20 +162,14 @@ def test_more_rows_nodes_or_context_never_cost_less() -> None:
 
 
 def test_the_bundled_profiles_say_what_they_are() -> None:
-    """AWS published 25.6 ms for one token of trn2, and 26.2 for four."""
+    """AWS published 25.6 ms for one token of trn2."""
     assert profile_names() == [COMPUTED, MEASURED, *TRN2]
     assert_refused(lambda: find_profile("trn9"), [f"{COMPUTED}, {MEASURED}"])
-    computed, measured = find_profile(COMPUTED), find_profile(MEASURED)
-    assert (computed.name, measured.name) == (COMPUTED, MEASURED)
-    assert 1 / measured.seconds(1, 1, 0) == pytest.approx(27.24, rel=1e-3)
-    assert "27.24 tokens/s" in measured.source
+    computed, measured, _, published = map(find_profile, profile_names())
     assert "not yet run on hardware" in computed.source
-    computed, published = (find_profile(name) for name in TRN2)
+    assert "27.24 tokens/s" in measured.source
+    assert 1 / measured.seconds(1, 1, 0) == pytest.approx(27.24, rel=1e-3)
     assert published.seconds(1, 1, 2048) == pytest.approx(25.6e-3, rel=0.03)
-    more = published.seconds(1, 16, 0) - published.seconds(1, 8, 0)
-    assert more / 8 == pytest.approx(0.2e-3, rel=0.05)
-    assert computed.seconds(1, 1, 2048) < 0.5 * published.seconds(1, 1, 2048)
-    assert "1.2 ms a node" in published.assumes
 
 
 def test_a_profile_of_the_users_own_is_checked(tmp_path: Path) -> None:

@@ -27,10 +27,7 @@ SETTINGS = [
         frequency_penalty=0.5,
         logit_bias=((3, 2.0), (39, -100.0)),
     ),
-    SamplingParams(repetition_penalty=0.5),
     SamplingParams(presence_penalty=1.25),
-    SamplingParams(frequency_penalty=-2.0),
-    SamplingParams(logit_bias=((0, 1.0), (7, -3.5))),
     SamplingParams(),
 ]
 

@@ -97,14 +97,11 @@ def test_a_useless_or_slow_draft_falls_silent_and_tries_again_now_and_then() -> 
     world, proposer = fair(disagreeing, 400, times=4.0)  # slower than the target
     world.live()
     assert 3 <= proposer.usage.calls <= 40
-
-
-def test_a_draft_that_becomes_useful_again_is_called_again() -> None:
     world, _ = fair(lambda prefix: (useless if len(prefix) < 150 else perfect)(prefix), 400)
     while world.session.length < 149:
         world.turn()
     forwards, left = world.forwards, 400 - len(world.made)
-    assert world.live().forwards - forwards < 0.75 * left
+    assert world.live().forwards - forwards < 0.75 * left  # useful again
 
 
 def test_a_call_must_bring_more_on_a_battery_and_beside_the_target() -> None:
