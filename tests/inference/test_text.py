@@ -50,7 +50,7 @@ def test_a_chat_ends_before_the_answer_or_where_its_last_message_does(tmp_path: 
     with pytest.raises(InvalidRequest, match="chat template"):
         altered(tmp_path, template="").encode("x", chat=True)
     with pytest.raises(InvalidRequest, match="rag"):
-        altered(tmp_path, template=[{"name": "rag", "template": "x"}]).encode("x", chat=True)
+        altered(tmp_path, template=listed({"rag": "x"})).encode("x", chat=True)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def family(directory: Path, kind: str) -> Path:
         rules.pre_tokenizer = pre_tokenizers.Metaspace()
         inner = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
         rules.decoder = decoders.Sequence([*inner, decoders.Strip(" ", 1, 0)])
-        settings["chat_template"] = [{"name": "default", "template": TEMPLATE}]
+        settings["chat_template"] = listed({"default": TEMPLATE})
     if kind == "qwen":
         rules.normalizer = normalizers.NFC()
         added = {"content": "<think>", "special": False, "normalized": False}
@@ -202,8 +202,8 @@ NAMED = {"default": "{{ messages[0].content }}", "tool_use": "T{{ tools | length
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
-def as_list(directory: Path) -> object:
-    return [{"name": name, "template": template} for name, template in NAMED.items()]
+def listed(templates: dict[str, str]) -> list[dict[str, str]]:
+    return [{"name": name, "template": template} for name, template in templates.items()]
 
 
 def as_files(directory: Path) -> object:
@@ -213,7 +213,7 @@ def as_files(directory: Path) -> object:
     return "not this one"
 
 
-@pytest.mark.parametrize("write", [as_list, as_files, lambda _: NAMED])
+@pytest.mark.parametrize("write", [as_files, lambda _: NAMED, lambda _: listed(NAMED)])
 def test_of_named_templates_that_of_transformers_is_taken(
     write: Callable[[Path], object], tmp_path: Path
 ) -> None:
