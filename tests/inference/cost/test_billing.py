@@ -118,27 +118,21 @@ def test_unit_prices_by_hand_are_those_of_the_figures() -> None:
     assert Billing(3.6).known_prices == pytest.approx((1e-3, 0.0, 0.0, 0.0))
 
 
-@pytest.mark.parametrize(
-    ("unstated", "objective", "missing"),
-    [
+def test_what_nobody_has_stated_is_named_and_never_nothing() -> None:
+    for unstated, objective, missing in (
         ("usd_per_hour", "api_cost", "target"),
         ("usd_per_kwh", "total_cost", "electricity"),
         ("usd_per_gb", "total_cost", "traffic"),
         ("draft_watts", "total_cost", "watts .*draft"),
         ("draft_watts", "draft_energy", "watts .*draft"),
         ("target_watts", "target_energy", "watts .*target"),
-        (("draft_watts", "target_watts"), "energy_total", "watts .*target .*draft"),
-    ],
-)
-def test_what_nobody_has_stated_is_named_and_never_nothing(
-    unstated: str | tuple[str, ...], objective: str, missing: str
-) -> None:
-    names = (unstated,) if isinstance(unstated, str) else unstated
-    nothing: dict[str, Any] = dict.fromkeys(names)
-    billing = replace(PRICED, **nothing)
-    with pytest.raises(InvalidRequest, match=f"{objective} .*{missing}"):
-        billing.unit_prices(objective)
-    assert billing.figures(1.0, Usage(1.0, 1.0, 100, 100))[objective].value is None
+        ("draft_watts target_watts", "energy_total", "watts .*target .*draft"),
+    ):
+        nothing: dict[str, Any] = dict.fromkeys(unstated.split())
+        billing = replace(PRICED, **nothing)
+        with pytest.raises(InvalidRequest, match=f"{objective} .*{missing}"):
+            billing.unit_prices(objective)
+        assert billing.figures(1.0, Usage(1.0, 1.0, 100, 100))[objective].value is None
 
 
 def test_a_blend_weighs_each_relative_to_a_token_of_the_target_alone() -> None:

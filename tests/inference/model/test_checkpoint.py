@@ -127,45 +127,31 @@ WINDOW, WHOLE = "sliding_window", "max_position_embeddings"
         ("llama", {}, 256, WHOLE),
     ],
 )
-def test_a_sliding_window_limits_the_positions(
-    family: str, fields: dict[str, Any], most: int, field: str
+def test_a_session_is_as_long_as_the_model_or_its_sliding_window_allows(
+    family: str, fields: dict[str, Any], most: int, field: str, tmp_path: Path
 ) -> None:
-    config = parse_config(TINY | {"model_type": family} | fields)
-    assert (config.max_positions, config.limited_by.split()[-1]) == (most, field)
-
-
-def test_a_session_longer_than_the_model_is_refused_and_one_as_long_works(tmp_path: Path) -> None:
-    windowed = write_checkpoint(tmp_path / "a", model_type="mistral", sliding_window=40)
-    plain = write_checkpoint(tmp_path / "b")
-    for directory, most, field in ((windowed, 40, WINDOW), (plain, 256, WHOLE)):
+    directory = write_checkpoint(tmp_path, model_type=family, head_dim=4, **fields)
+    if most <= 256:
         assert loaded(directory, positions=most).cos.shape[0] == most
-        shown = [str(most), str(most + 1), field]
-        assert_refused(partial(loaded, directory, positions=most + 1), shown)
+    shown = [str(most), str(most + 1), field]
+    assert_refused(lambda: loaded(directory, positions=most + 1), shown)
 
 
-@pytest.mark.parametrize(
-    ("generation", "config", "expected"),
-    [
+def test_the_ends_of_a_text_are_those_of_both_files_together(tmp_path: Path) -> None:
+    refused(lambda: read_config(tmp_path), ["no config.json"])
+    for generation, config, expected in (
+        (None, None, set()),
         (None, 2, {2}),
         ({"eos_token_id": 7}, 2, {2, 7}),
         ({"eos_token_id": [7, 9]}, [2, 9], {2, 7, 9}),
         ({"eos_token_id": 0}, None, {0}),
         ({"eos_token_id": None}, 2, {2}),
         ({"temperature": 0.6}, 2, {2}),
-        (None, None, set()),
-    ],
-)
-def test_the_ends_of_a_text_are_those_of_both_files_together(
-    generation: dict[str, Any] | None,
-    config: int | list[int] | None,
-    expected: set[int],
-    tmp_path: Path,
-) -> None:
-    refused(lambda: read_config(tmp_path), ["no config.json"])
-    directory = write_checkpoint(tmp_path, eos_token_id=config)
-    if generation is not None:
-        (directory / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
-    assert read_config(directory).stop_ids == expected
+    ):
+        write_checkpoint(tmp_path, eos_token_id=config)
+        if generation is not None:
+            (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+        assert read_config(tmp_path).stop_ids == expected
 
 
 def another_head(directory: Path) -> Path:

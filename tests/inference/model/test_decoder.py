@@ -137,7 +137,7 @@ def test_each_path_of_a_tree_scores_as_in_transformers(family: str, model: Eager
             assert np.abs(scores - expected).max() < 5e-5
 
 
-def test_wide_calls_on_a_cpu_have_the_attention_of_narrow_ones() -> None:
+def test_attention_on_a_cpu_is_that_of_narrow_calls_and_rounds_no_score_of_bfloat16() -> None:
     attend_on_cpu, nodes = layers_on(torch.device("cpu")).attend, 2 * WIDE
     assert attend_on_cpu is not None
     noise = torch.Generator().manual_seed(0)
@@ -147,19 +147,12 @@ def test_wide_calls_on_a_cpu_have_the_attention_of_narrow_ones() -> None:
     tree = (torch.rand((2, nodes, nodes), generator=noise) < 0.3) | torch.eye(nodes).bool()
     arguments: Any = (q, *cached, Sight(q, q, context, tree))
     assert torch.allclose(attend_on_cpu(*arguments), attend(*arguments), atol=1e-6)
-
-
-def test_attention_on_a_cpu_does_not_round_scores_of_bfloat16() -> None:
-    """Scores near 64 have steps of a half in bfloat16."""
-    attend = layers_on(torch.device("cpu")).attend
-    assert attend is not None
-    torch.manual_seed(0)
-    q = torch.full((1, 1, 1, 64), 2.0, dtype=torch.bfloat16)
-    keys = (4 + torch.rand(1, 9, 64) / 16).bfloat16()
+    q = torch.full((1, 1, 1, 64), 2.0, dtype=torch.bfloat16)  # scores near 64 have steps of a half
+    keys = (4 + torch.rand((1, 9, 64), generator=noise) / 16).bfloat16()
     values = torch.eye(9, 64, dtype=torch.bfloat16)[None]
     seen = torch.ones((1, 1, 8), dtype=torch.bool)
     sight = Sight(q[..., :1], q[..., :1], seen, seen[..., :1])
-    mixed = attend(q, keys[:, :8], values[:, :8], keys[:, 8:], values[:, 8:], sight)
+    mixed = attend_on_cpu(q, keys[:, :8], values[:, :8], keys[:, 8:], values[:, 8:], sight)
     expected = torch.softmax((keys[0].double() @ q[0, 0, 0].double()) / 8, 0)
     assert torch.allclose(mixed[0, 0, :9].double(), expected, atol=1e-6)
 

@@ -39,24 +39,17 @@ class Clocked(HandModel):
         self.seconds, self.sizes, self.first = seconds, sizes, first
 
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
-        self._pass(segments)
-        return [Chosen(segment.tokens) for segment in segments]
+        return [Chosen(ranked.ids[:, 0]) for ranked in self.rank(segments, 1)]
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        self._pass(segments)
-        shapes = [(len(segment.tokens), k) for segment in segments]
-        return [
-            Ranked(np.zeros(shape, dtype=np.int32), np.zeros(shape, dtype=np.float32))
-            for shape in shapes
-        ]
-
-    def _pass(self, segments: Sequence[Segment]) -> None:
         shape = self.padded(len(segments), max(len(segment.tokens) for segment in segments))
-        assert all(
-            segment.context.shape[1] == CONTEXT and segment.context.all() for segment in segments
-        )
+        for segment in segments:
+            assert segment.context.shape[1] == CONTEXT
+            assert segment.context.all()
         self.now += self.seconds(*shape) * (1.0 if shape in self.calls else self.first)
         self.calls.append(shape)
+        ids = np.zeros((shape[1], k), dtype=np.int32)
+        return [Ranked(ids, ids.astype(np.float32)) for _ in segments]
 
 
 @pytest.fixture
