@@ -76,47 +76,34 @@ def test_a_config_with_the_layer_in_a_field_of_its_own_is_read(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "change", "says"),
     [
-        ({"draft_vocab_size": None}, "draft_vocab_size"),
-        ({"draft_vocab_size": 301}, "1 300"),
-        ({"vocab_size": 299}, "299 300"),
-        ({"hidden_size": 64}, "64 32"),
-        ({"target_hidden_size": 48}, "48 32"),
-        ({"num_hidden_layers": 2}, "layers.1."),
-        ({"num_hidden_layers": 10**9}, "16 1000000000"),
-        ({"norm_before_fc": True}, "norm_before_fc"),
-        ({IDS: [0, 1, 3]}, "0 2"),
-        ({IDS: [0, 2, 1]}, "ascending"),
-        ({IDS: None}, "7"),
-        ({"eagle_config": {IDS: [0, 1, 2]}, IDS: None}, "0 1"),
+        ({"draft_vocab_size": None}, {}, "draft_vocab_size"),
+        ({"draft_vocab_size": 301}, {}, "1 300"),
+        ({"vocab_size": 299}, {}, "299 300"),
+        ({"hidden_size": 64}, {}, "64 32"),
+        ({"target_hidden_size": 48}, {}, "48 32"),
+        ({"num_hidden_layers": 2}, {}, "layers.1."),
+        ({"num_hidden_layers": 10**9}, {}, "16 1000000000"),
+        ({"norm_before_fc": True}, {}, "norm_before_fc"),
+        ({IDS: [0, 1, 3]}, {}, "0 2"),
+        ({IDS: [0, 2, 1]}, {}, "ascending"),
+        ({IDS: None}, {}, "7"),
+        ({"eagle_config": {IDS: [0, 1, 2]}, IDS: None}, {}, "0 1"),
+        ({}, {"fc.weight": torch.zeros(32, 64)}, "fc.weight shape"),
+        ({}, {"midlayer.self_attn.q_proj.weight": torch.zeros(32, 32)}, "q_proj.weight shape"),
+        ({}, {"norm.weight": None}, "norm.weight EAGLE-3"),
+        ({}, {"midlayer.extra.weight": torch.zeros(1)}, "midlayer.extra.weight"),
+        ({}, {"layers.1.mlp.up_proj.weight": torch.zeros(48, 32)}, "layers.1."),
+        ({}, {"mask_hidden": torch.zeros(1, 1, 96)}, "mask_hidden EAGLE-3"),
+        ({}, {"d2t": None}, "d2t"),
+        ({}, {"d2t": torch.full((40,), 300)}, "40 299"),
+        ({}, {"d2t": -torch.arange(40)}, "40 299"),
     ],
 )
 def test_a_head_that_does_not_fit_is_refused(
-    tmp_path: Path, fields: dict[str, Any], says: str
-) -> None:
-    directory = written(tmp_path, **fields)
-    read = partial(read_head, directory, OfTarget.of(TARGET), 64)
-    assert_refused(read, says.split(), UnsupportedModel)
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"fc.weight": torch.zeros(32, 64)}, "fc.weight shape"),
-        ({"midlayer.self_attn.q_proj.weight": torch.zeros(32, 32)}, "q_proj.weight shape"),
-        ({"norm.weight": None}, "norm.weight EAGLE-3"),
-        ({"midlayer.extra.weight": torch.zeros(1)}, "midlayer.extra.weight"),
-        ({"layers.1.mlp.up_proj.weight": torch.zeros(48, 32)}, "layers.1."),
-        ({"mask_hidden": torch.zeros(1, 1, 96)}, "mask_hidden EAGLE-3"),
-        ({"d2t": None}, "d2t"),
-        ({"d2t": torch.full((40,), 300)}, "40 299"),
-        ({"d2t": -torch.arange(40)}, "40 299"),
-    ],
-)
-def test_tensors_that_do_not_fit_are_refused(
-    tmp_path: Path, change: dict[str, torch.Tensor | None], says: str
+    tmp_path: Path, fields: dict[str, Any], change: dict[str, torch.Tensor | None], says: str
 ) -> None:
     tensors = {name: one for name, one in {**TENSORS, **change}.items() if one is not None}
-    read = partial(read_head, written(tmp_path, tensors), OfTarget.of(TARGET), 64)
+    read = partial(read_head, written(tmp_path, tensors, **fields), OfTarget.of(TARGET), 64)
     assert_refused(read, says.split(), UnsupportedModel)
