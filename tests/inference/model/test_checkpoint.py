@@ -246,28 +246,42 @@ def test_the_type_is_the_wanted_one_or_that_of_most_bytes(tmp_path: Path) -> Non
     assert stored_type(rewritten(tmp_path, narrowed(head=False, to=torch.float16))) == "float16"
 
 
-SPOILT: list[tuple[Change, list[str]]] = [
-    (lambda tensors: tensors.pop(KEY), [KEY, "(1 in all)"]),
-    (lambda tensors: tensors.pop(HEAD), [HEAD]),
-    (put(**{NORM: torch.ones(17)}), [NORM, "(17,)", "(16,)"]),
-    (narrowed(head=True, to=torch.int8), [HEAD, "'I8'"]),
-]
-SPOILT += [
-    (put(**{name: torch.zeros(16)}), [f"tensor {name} ", "llama"])
-    for name in (
-        "model.layers.0.self_attn.q_proj.bias",
-        "model.layers.2.mlp.up_proj.weight",
-        "model.layers.0.mlp.gate.weight",
-    )
+MISFITS: list[tuple[dict[str, int], Change, str]] = [
+    ({}, lambda tensors: tensors.pop(KEY), f"{KEY} (1 in all)"),
+    ({}, lambda tensors: tensors.pop(HEAD), HEAD),
+    ({}, put(**{NORM: torch.ones(17)}), f"{NORM} (17,) (16,)"),
+    ({}, narrowed(head=True, to=torch.int8), f"{HEAD} 'I8'"),
+    *(
+        ({}, put(**{name: torch.zeros(16)}), f"tensor {name} llama")
+        for name in (
+            "model.layers.0.self_attn.q_proj.bias",
+            "model.layers.2.mlp.up_proj.weight",
+            "model.layers.0.mlp.gate.weight",
+        )
+    ),
+    ({"num_hidden_layers": 10**6}, put(), "num_hidden_layers 1000000 2"),
+    ({"hidden_size": 2**30}, put(), "model.embed_tokens.weight 16) 1073741824)"),
+    ({"intermediate_size": 2**30}, put(), "gate_proj.weight (24, (1073741824,"),
+    ({"vocab_size": 2**30}, put(), "model.embed_tokens.weight (61, (1073741824,"),
+    ({"head_dim": 2**30}, put(), "q_proj.weight (16, (4294967296,"),
+    ({"num_attention_heads": 2**30}, put(), "heads 0"),
 ]
 
 
-@pytest.mark.parametrize(("change", "shown"), SPOILT)
-def test_a_tensor_that_lacks_does_not_fit_or_would_be_ignored_is_named(
-    tmp_path: Path, change: Change, shown: list[str]
+@pytest.mark.parametrize(("fields", "change", "shown"), MISFITS)
+def test_tensors_that_do_not_fit_are_named_and_sizes_before_anything_is_built(
+    fields: dict[str, int],
+    change: Change,
+    shown: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rewritten(write_checkpoint(tmp_path), change)
-    refused(lambda: loaded(tmp_path), shown)
+    directory = rewritten(write_checkpoint(tmp_path), change)
+    raw = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(raw | fields))
+    if fields:
+        monkeypatch.setattr(Decoder, "__init__", lambda *_: pytest.fail("a decoder was built"))
+    refused(lambda: loaded(directory), shown.split())
 
 
 def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
@@ -302,24 +316,3 @@ def test_a_fingerprint_changes_with_any_byte_of_weights_and_config(tmp_path: Pat
         assert fingerprint(directory) != before
         content[at] ^= 1
         (directory / file).write_bytes(bytes(content))
-
-
-@pytest.mark.parametrize(
-    ("field", "size", "words"),
-    [
-        ("num_hidden_layers", 10**6, "num_hidden_layers 1000000 2"),
-        ("hidden_size", 2**30, "model.embed_tokens.weight 16) 1073741824)"),
-        ("intermediate_size", 2**30, "gate_proj.weight (24, (1073741824,"),
-        ("vocab_size", 2**30, "model.embed_tokens.weight (61, (1073741824,"),
-        ("head_dim", 2**30, "q_proj.weight (16, (4294967296,"),
-        ("num_attention_heads", 2**30, "heads 0"),
-    ],
-)
-def test_a_size_that_the_tensors_do_not_have_is_refused_before_anything_is_built(
-    field: str, size: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = write_checkpoint(tmp_path)
-    raw = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(raw | {field: size}))
-    monkeypatch.setattr(Decoder, "__init__", lambda *_: pytest.fail("a decoder was built"))
-    refused(lambda: loaded(directory), words.split())
