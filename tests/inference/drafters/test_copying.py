@@ -241,7 +241,7 @@ def test_a_draft_that_cannot_have_the_grammar_drafts_as_before(bad: str) -> None
     assert len(named[0]) > 5
 
 
-def test_copies_and_model_learn_nothing_where_a_token_is_forced() -> None:
+def test_copies_and_model_learn_from_a_choice_and_not_from_a_forced_token() -> None:
     known = knowledge()
     draft = Draft(ScriptedModel(disagreeing), grammars=GRAMMARS)
     proposer = draft.proposer(0, known, Prices(), copies=True)
@@ -251,3 +251,7 @@ def test_copies_and_model_learn_nothing_where_a_token_is_forced() -> None:
         proposer.work(0.0)
     proposer.on_progress(progress(len(PROMPT) + 8, ids("abcdefgh")), 0.0)
     assert known.acceptance.to_record() == before
+    for _ in range(4):
+        proposer.work(0.0)
+    proposer.on_progress(progress(len(PROMPT) + 16, ids("a")), 0.0)  # of a and b
+    assert known.acceptance.to_record() != before
