@@ -154,14 +154,12 @@ def test_the_ends_of_a_text_are_those_of_both_files_together(tmp_path: Path) -> 
         assert read_config(tmp_path).stop_ids == expected
 
 
-def another_head(directory: Path) -> Path:
-    write_checkpoint(directory, tie_word_embeddings=True)
-    return rewritten(directory, put(**{HEAD: torch.randn(61, 16)}))
+OTHER_HEAD = {HEAD: torch.randn(61, 16)}
+FREQUENCIES = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2)}
 
 
-def the_same_head(directory: Path) -> Path:
-    write_checkpoint(directory, tie_word_embeddings=True)
-    return rewritten(directory, lambda tensors: tensors.update({HEAD: tensors[EMBEDDINGS].clone()}))
+def the_same_head(tensors: dict[str, Tensor]) -> None:
+    tensors[HEAD] = tensors[EMBEDDINGS].clone()
 
 
 def narrowed(*, head: bool, to: torch.dtype = torch.bfloat16) -> Change:
@@ -169,23 +167,6 @@ def narrowed(*, head: bool, to: torch.dtype = torch.bfloat16) -> Change:
     return lambda tensors: tensors.update(
         {name: tensor.to(to) for name, tensor in tensors.items() if (name == HEAD) is head}
     )
-
-
-def a_narrow_head(directory: Path) -> Path:
-    return rewritten(write_checkpoint(directory, dtype="float32"), narrowed(head=True))
-
-
-def a_wide_head(directory: Path) -> Path:
-    return rewritten(write_checkpoint(directory, torch_dtype="bfloat16"), narrowed(head=False))
-
-
-def narrower_than_stored(directory: Path) -> Path:
-    return write_checkpoint(directory, dtype="bfloat16")
-
-
-def frequencies(directory: Path) -> Path:
-    unused = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2)}
-    return rewritten(write_checkpoint(directory, dtype="float32"), put(**unused))
 
 
 def shards_beside_a_whole_file(directory: Path) -> Path:
@@ -201,20 +182,27 @@ def shards_beside_a_whole_file(directory: Path) -> Path:
     return directory
 
 
+Write = Callable[[Path], Path]
+
+
+def written(change: Change, **fields: Any) -> Write:
+    return lambda directory: rewritten(write_checkpoint(directory, **fields), change)
+
+
 @pytest.mark.parametrize(
-    ("write", "dtype"),
+    ("write", "dtype", "tied"),
     [
-        (another_head, torch.float32),
-        (the_same_head, torch.float32),
-        (a_narrow_head, torch.float32),
-        (a_wide_head, torch.bfloat16),
-        (narrower_than_stored, torch.bfloat16),
-        (frequencies, torch.float32),
-        (shards_beside_a_whole_file, torch.float32),
+        (written(put(**OTHER_HEAD), tie_word_embeddings=True), torch.float32, False),
+        (written(the_same_head, tie_word_embeddings=True), torch.float32, True),
+        (written(narrowed(head=True), dtype="float32"), torch.float32, False),
+        (written(narrowed(head=False), torch_dtype="bfloat16"), torch.bfloat16, False),
+        (written(put(), dtype="bfloat16"), torch.bfloat16, False),  # narrower than stored
+        (written(put(**FREQUENCIES), dtype="float32"), torch.float32, False),
+        (shards_beside_a_whole_file, torch.float32, False),
     ],
 )
 def test_both_backends_have_the_tensors_that_transformers_loads(
-    write: Callable[[Path], Path], dtype: torch.dtype, tmp_path: Path
+    write: Write, dtype: torch.dtype, tied: bool, tmp_path: Path
 ) -> None:
     directory = write(tmp_path)
     expected = AutoModelForCausalLM.from_pretrained(directory, dtype="auto").state_dict()
@@ -235,8 +223,7 @@ def test_both_backends_have_the_tensors_that_transformers_loads(
         assert tensor.dtype == dtype
         assert torch.equal(own[name], tensor), name
         assert torch.equal(library[name], tensor), name
-    is_tied = parse_config(read_raw_config(directory)).tied  # which an artefact is built from
-    assert is_tied is (write is the_same_head)
+    assert parse_config(read_raw_config(directory)).tied is tied  # an artefact is built from it
 
 
 def test_the_type_is_the_wanted_one_or_that_of_most_bytes(tmp_path: Path) -> None:
