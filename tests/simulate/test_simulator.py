@@ -18,7 +18,7 @@ from tests.support.wire_fixtures import WAIT
 
 SEEDS, MANY = range(20), range(20, 340)
 
-DEFECTS = (115, 2308, 3380, 5974, 10378)
+DEFECTS = (115, 2308, 3380, 5974, 9263, 10378)
 """Seeds that found one, of the product or of the simulator: docs/reliability.md tells what."""
 
 
