@@ -17,7 +17,7 @@ import pytest
 from grpc_comm import messages, statuses, translate
 from grpc_comm.client.connection import connect
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.transport import Address, parse_address
+from grpc_comm.transport import Address, Endpoint, parse_address, parse_endpoint
 from inference.errors import (
     Busy,
     Gone,
@@ -345,7 +345,9 @@ def test_a_limit_arrives_as_an_invalid_request_and_a_fault_of_the_target_as_itse
 )
 def test_an_address_is_host_and_port(text: str, host: str, port: int) -> None:
     assert parse_address(text) == Address(host, port)
-    assert str(parse_address(text)) == text
+    for endpoint in (Endpoint(Address(host, port)), Endpoint(Address(host, port), resolved=True)):
+        assert parse_endpoint(str(endpoint)) == endpoint
+    assert str(parse_endpoint(text)) == text
 
 
 @pytest.mark.parametrize(

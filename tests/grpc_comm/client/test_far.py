@@ -1,4 +1,4 @@
-"""A distant target waits for no acknowledgement; one that breaks the protocol is abandoned."""
+"""What is not read holds the target; a target that breaks the protocol is abandoned."""
 
 from __future__ import annotations
 
@@ -19,21 +19,15 @@ from grpc_comm.client import patience as bounds
 from grpc_comm.client.connection import connect
 from grpc_comm.client.patience import Patience
 from grpc_comm.client.remote_session import RemoteSession
-from grpc_comm.observability.metrics import Metrics
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
-from inference.backends import Chosen, Segment
-from inference.engine.engine import Engine
 from inference.errors import Mismatch, OutriderError
 from inference.order import MAX_CREDIT, Decode
 from inference.sampling import SamplingParams
 from inference.text_log import MAX_UNREAD
 from outrider.measure.link import emulated_link
-from tests.support.hand_streams import counted
 from tests.support.wire_fixtures import (
-    VOCABULARY,
     WAIT,
-    Successor,
     background,
     candidates,
     describe,
@@ -43,33 +37,6 @@ from tests.support.wire_fixtures import (
     successor_engine,
     until_it_fails,
 )
-
-
-class Paced(Successor):
-    """A forward takes some milliseconds."""
-
-    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
-        time.sleep(0.004)
-        return super().choose(segments)
-
-
-@pytest.mark.parametrize("delay", [0, 150])
-def test_a_text_without_any_draft_never_stands_still_for_want_of_credit(delay: float) -> None:
-    engine = Engine(Paced(2), sequence_length=50_000, max_tree_nodes=32, vocabulary=VOCABULARY)
-    metrics = Metrics()
-    with (
-        background(engine, metrics=metrics) as server,
-        emulated_link(str(server.address), delay) as link,
-        connect(link.address) as connection,
-    ):
-        session = connection.session()
-        session.open([1, 2, 3], SamplingParams())
-        session.decode(Decode(3 + 512))
-        assert rest(session) == list(range(4, 516))
-        name = connection.description.model
-        assert counted(metrics, "outrider_credit_stalls_total", model_name=name) == 0
-        assert session.traffic.messages_up < 60
-        session.close()
 
 
 def test_a_reader_that_stays_behind_holds_the_target() -> None:

@@ -8,7 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,8 +23,8 @@ from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.client.replicas import check_same, rendezvous
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer, Target
-from grpc_comm.transport import Address, Endpoint, parse_endpoint
-from inference.errors import Mismatch, Unavailable
+from grpc_comm.transport import Address
+from inference.errors import InvalidRequest, Mismatch, Unavailable
 from inference.order import Decode
 from tests.support.refusals import assert_refused
 from tests.support.wire_fixtures import (
@@ -69,6 +71,7 @@ def test_a_thousand_sessions_are_spread_evenly() -> None:
     counts = Counter(firsts(NAMES).values())
     assert set(counts) == set(NAMES)
     assert all(abs(count - 333) < 60 for count in counts.values()), counts  # four deviations
+    assert firsts(NAMES) == firsts(NAMES[::-1])
 
 
 @pytest.mark.parametrize("lost", NAMES)
@@ -79,10 +82,6 @@ def test_a_lost_replica_moves_only_its_own_sessions_and_each_to_its_next(lost: s
         order = rendezvous(key, NAMES)
         assert after[key] == (order[1] if before[key] == lost else before[key])
     assert {after[key] for key in KEYS if before[key] == lost} == set(left)
-
-
-def test_the_order_does_not_depend_on_how_the_replicas_are_listed() -> None:
-    assert rendezvous("a", NAMES) == rendezvous("a", NAMES[::-1])
 
 
 def test_a_silent_replica_does_not_hold_up_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,15 +148,6 @@ def test_wrong_settings_are_refused_at_once_whatever_the_patience() -> None:
         )
 
 
-def test_without_any_replica_the_error_says_so() -> None:
-    dead = [Address(LOOPBACK.host, free_port()) for _ in range(2)]
-    assert_refused(lambda: connect(",".join(map(str, dead))), [str(dead[1])], Unavailable)
-
-
-def test_the_same_replica_twice_is_refused() -> None:
-    assert_refused(lambda: connect("127.0.0.1:1,127.0.0.1:1"), ["127.0.0.1:1"])
-
-
 @pytest.mark.parametrize(
     "change", [{"model_fingerprint": "m1"}, {"tokenizer_fingerprint": "t1"}, {"dtype": "int8"}]
 )
@@ -170,12 +160,8 @@ def test_two_replicas_that_are_different_targets_are_refused_and_both_are_named(
         both = f"{server.address},{second.address}"
         shown = [str(server.address), str(second.address), *change.values()]
         assert_refused(lambda: connect(both), shown, Mismatch)
-
-
-def test_who_is_the_same_target_may_differ_in_all_else() -> None:
-    one = describe(successor_engine())
-    other = replace(one, rows=9, device="other", times=(((1, 1), 0.5),))
-    check_same(one, Address("a", 1), other, Address("b", 1))
+    may_differ = replace(describe(engine), rows=9, device="other", times=(((1, 1), 0.5),))
+    check_same(describe(engine), server.address, may_differ, second.address)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -204,9 +190,9 @@ def named(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     addresses: list[str] = []
     ask = socket.getaddrinfo
 
-    def answer(host: str, port: int, **options: object) -> object:
+    def answer(host: str, port: int, *options: Any, **named: Any) -> Any:
         if host != "target.test":
-            return ask(host, port, **options)  # type: ignore[arg-type]
+            return ask(host, port, *options, **named)
         if not addresses:
             raise socket.gaierror("no such name")
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in addresses]
@@ -248,11 +234,11 @@ def test_the_certificate_names_the_name_and_not_the_address(
             assert_serves(opened(connection))
 
 
-def test_a_name_without_an_address_is_an_error_that_names_it(named: list[str]) -> None:
-    assert_refused(lambda: connect("dns:///target.test:1"), ["dns:///target.test:1"], Unavailable)
-
-
-@pytest.mark.parametrize("text", ["dns:///a:1", "a:1", "[::1]:1", "dns:///[::1]:1"])
-def test_an_endpoint_is_written_as_it_is_read(text: str) -> None:
-    assert str(parse_endpoint(text)) == text
-    assert parse_endpoint("dns:///a:1") == Endpoint(Address("a", 1), resolved=True)
+def test_without_any_replica_or_with_one_twice_the_error_names_it(named: list[str]) -> None:
+    dead = [f"{LOOPBACK.host}:{free_port()}" for _ in range(2)]
+    for addresses, shown, error in (
+        (",".join(dead), dead[1], Unavailable),
+        ("dns:///target.test:1", "dns:///target.test:1", Unavailable),
+        ("127.0.0.1:1,127.0.0.1:1", "127.0.0.1:1", InvalidRequest),
+    ):
+        assert_refused(partial(connect, addresses), [shown], error)
