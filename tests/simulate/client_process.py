@@ -146,7 +146,7 @@ class Client:
     def _live(self) -> None:
         self._kernel.sleep(self.plan.starts)
         if self.plan.hostile:
-            Hostile(self.plan, self._network, self._addresses).rage()
+            Hostile(self.plan, self._world.kinds, self._network, self._addresses).rage()
             for text in self.texts:
                 text.outcome = "hostile"
         elif connection := self._connected():

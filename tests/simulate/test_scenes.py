@@ -9,7 +9,7 @@ import pytest
 
 from inference.order import Pace
 from tests.simulate.grammars import KINDS
-from tests.simulate.plan import UNRULED, ClientPlan, Fault, Plan, TextPlan
+from tests.simulate.plan import LONG_PATIENCE, UNRULED, ClientPlan, Fault, Plan, TextPlan
 from tests.simulate.world import run
 
 TEXT = TextPlan(
@@ -105,3 +105,14 @@ def test_a_far_client_without_a_draft_never_stands_still_for_want_of_credit() ->
     came = result.texts[0].came
     assert came[-1] - came[0] < 272 * plan.forward + 4 * plan.way
     assert sum(": up " in line for line in result.lines) < 60
+
+
+def test_hostile_clients_get_the_targets_own_text_or_a_refusal_and_others_their_texts() -> None:
+    friend = replace(CLIENT, tenant="alice", patience=LONG_PATIENCE, texts=tuple(RULED))
+    hostile = [
+        replace(CLIENT, tenant="bob", number=number, hostile=True) for number in range(1, 13)
+    ]
+    near = replace(PLAN, rows=16, waiting=64, keys=True, forward=0.001, way=0.0005)
+    result = run(replace(near, clients=(friend, *hostile)))
+    assert result.failures == []
+    assert [text.outcome for text in result.texts] == ["whole"] * 6 + ["hostile"] * 12

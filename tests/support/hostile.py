@@ -6,13 +6,10 @@ import hashlib
 import json
 import socket
 import struct
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
-
-import grpc
 
 from grpc_comm.client.connection import connect
 from grpc_comm.client.remote_session import RemoteSession
@@ -22,36 +19,11 @@ from grpc_comm.translate import PROTOCOL_VERSION
 from grpc_comm.transport import Address
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from tests.support.wire_fixtures import WAIT, candidates, chain_of, decode_to, opening, rest
+from tests.support.wire_fixtures import WAIT, candidates, decode_to, opening, rest
 
-SESSION, DESCRIBE = "/outrider.v1.Target/Session", "/outrider.v1.Target/Describe"
+SESSION = "/outrider.v1.Target/Session"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-LINGER_SECONDS = 0.01
 SECRET = "token-that-nobody-may-see"
-
-ENDINGS = frozenset(
-    {
-        grpc.StatusCode.OK,
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.FAILED_PRECONDITION,
-        grpc.StatusCode.NOT_FOUND,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-    }
-)
-"""Codes that a call may end with, whatever was sent."""
-
-RIGHT = [
-    decode_to(20),
-    decode_to(40, pace=pb.Decode.WAIT),
-    decode_to(60, credit=9, stop_ids=[33]),
-    chain_of([4, 5, 6]),
-    chain_of([4, 9, 5], parents=[0, 0, 2]),
-    chain_of([6, 7], base=4, first=3),
-    pb.ClientMessage(ack=pb.Ack(length=3)),
-    pb.ClientMessage(go=pb.Go(base=2)),
-    pb.ClientMessage(heartbeat=pb.Heartbeat()),
-]
-"""What a client may say once [1, 2, 3] is open, in any order."""
 
 
 def keys_file(path: Path, **limits: dict[str, int]) -> Path:
@@ -83,22 +55,6 @@ def known_as(name: str, folder: Path) -> SecurityOptions:
     path = folder / f"{name}.token"
     write_file(path, token_of(name))
     return SecurityOptions(token_file=path)
-
-
-def converse(
-    channel: grpc.Channel, messages: Sequence[bytes]
-) -> tuple[grpc.StatusCode, list[bytes]]:
-    """Say all of it at once; the code, and the answers."""
-
-    def said() -> Iterator[bytes]:
-        yield from messages
-        time.sleep(LINGER_SECONDS)
-
-    stream: Any = channel.stream_stream(SESSION)
-    call, answers = stream(said(), timeout=3 * WAIT), list[bytes]()
-    with suppress(grpc.RpcError):
-        answers.extend(call)
-    return call.code(), answers
 
 
 class Neighbour:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import grpc
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from grpc_comm.observability.metrics import Metrics
 from grpc_comm.proto import verifier_pb2 as pb
@@ -20,6 +22,7 @@ from grpc_comm.server.model_registry import Served
 from grpc_comm.server.server import BackgroundServer
 from tests.support.hand_streams import Raw, dropped, say
 from tests.support.hostile import SESSION, Neighbour, RawPeer, deaf, frame, neighbour
+from tests.support.tiers import examples
 from tests.support.wire_fixtures import (
     FAULTY,
     VOCABULARY,
@@ -315,6 +318,30 @@ def test_what_is_not_http_2_is_hung_up_on(words: bytes, served: BackgroundServer
     with closing(RawPeer(served.address)) as peer:
         peer.socket.sendall(words)
         assert peer.ended()
+
+
+@given(
+    frames=st.lists(
+        st.one_of(
+            st.binary(max_size=100),
+            st.tuples(
+                st.integers(0, 12), st.integers(0, 255), st.integers(0, 3), st.binary(max_size=40)
+            ),
+        )
+    )
+)
+@settings(max_examples=examples(20), suppress_health_check=list(HealthCheck))
+def test_frames_that_no_library_sends_end_their_connection_at_most(
+    attacked: Attacked, frames: list[Any]
+) -> None:
+    with closing(RawPeer(attacked.server.address)) as peer:
+        peer.greet()
+        peer.call()
+        for one in frames:
+            try:
+                peer.socket.sendall(one if isinstance(one, bytes) else frame(*one))
+            except OSError:  # hung up on
+                return
 
 
 def test_a_client_that_reads_nothing_does_not_keep_its_row() -> None:
