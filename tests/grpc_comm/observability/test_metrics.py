@@ -108,8 +108,6 @@ WHAT_HAPPENED: list[tuple[str, dict[str, str], float]] = [
     ("outrider_useful_nodes_total", PREFILL, 9),  # the second prompt was there
     ("outrider_computed_nodes_total", PREFILL, 2 * 64),
     *(("outrider_sessions", {"state": state}, int(state == "waiting")) for state in STATES),
-]
-TOLD: list[tuple[str, dict[str, str], float]] = [
     ("outrider_wire_bytes_total", {"direction": "up"}, 130),
     ("outrider_wire_bytes_total", {"direction": "down"}, 40),
     ("outrider_rejected_total", {"code": "RESOURCE_EXHAUSTED"}, 2),
@@ -118,26 +116,14 @@ TOLD: list[tuple[str, dict[str, str], float]] = [
     ("outrider_dropped_candidates_total", {"reason": "cap"}, 0),
     ("outrider_streams_lost_total", {}, 1),
     ("outrider_sessions_resumed_total", {}, 1),
-    *((ENDED, {"reason": reason.value}, reason is Ending.CLOSED) for reason in Ending),
+    ("outrider_target_info", {"device": "emulated: by hand", "version": "1.2"}, 1),
+    *((ENDED, {"reason": reason.value}, int(reason is Ending.CLOSED)) for reason in Ending),
 ]
 
 
-@pytest.mark.parametrize(("name", "labels", "expected"), WHAT_HAPPENED)
-def test_a_scrape_says_what_happened(
-    samples: list[Sample], name: str, labels: dict[str, str], expected: float
-) -> None:
-    assert value(samples, name, model_name=MODEL, **labels) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("name", "labels", "expected"), TOLD)
-def test_what_the_server_tells_is_counted(
-    samples: list[Sample], name: str, labels: dict[str, str], expected: float
-) -> None:
-    assert value(samples, name, **labels) == expected
-
-
-def test_the_device_is_named_so_that_emulated_times_are_known(samples: list[Sample]) -> None:
-    assert value(samples, "outrider_target_info", device="emulated: by hand", version="1.2") == 1
+def test_a_scrape_says_what_happened_and_what_the_server_told(samples: list[Sample]) -> None:
+    for name, labels, expected in WHAT_HAPPENED:
+        assert value(samples, name, **labels) == pytest.approx(expected), (name, labels)
 
 
 def test_how_far_a_key_is_trusted_is_told_by_its_name_proposer_and_depth() -> None:
@@ -170,34 +156,20 @@ def test_no_label_holds_a_session_or_a_token_and_only_trust_names_a_key(
     assert {name for name, text in labels if TENANT in text} == {"key"}
 
 
-def test_more_sessions_bring_no_more_series() -> None:
-    service = Service()
-    counts = []
-    for number in range(3):
-        session = service.open([1, 2, 3 + number], session_id=f"session-{number}")
-        service.ask(session, [session.root + 1], [0])
-        service.close(session)
-        counts.append(len(scraped(service.metrics)))
-    assert counts[0] == counts[1] == counts[2]
-
-
-def test_each_model_of_a_target_is_counted_on_its_own() -> None:
+def test_each_model_is_counted_on_its_own_and_more_sessions_bring_no_more_series() -> None:
     first = Service()
-    second = Service(first.metrics, "other")
-    session = second.open([1, 2])
-    second.ask(session, [3], [0])
-    second.close(session)
-    first.open([1, 2])
+    second, series = Service(first.metrics, "other"), set[int]()
+    for number in range(3):
+        session = second.open([1, 2, 3 + number], session_id=f"session-{number}")
+        second.ask(session, [session.root + 1], [0])
+        second.close(session)
+        series.add(len(scraped(first.metrics)))
+    assert len(series) == 1
     samples = scraped(first.metrics)
-    assert value(samples, "vllm:generation_tokens_total", model_name="other") == 2
+    assert value(samples, "vllm:generation_tokens_total", model_name="other") == 6
     assert value(samples, "vllm:generation_tokens_total", model_name=MODEL) == 0
-    assert value(samples, "vllm:e2e_request_latency_seconds_count", model_name="other") == 1
-
-
-def test_two_targets_in_one_process_share_no_counters() -> None:
-    busy, idle = Metrics(), Metrics()
-    busy.bytes_up.inc()
-    assert counted(idle, "outrider_wire_bytes_total", direction="up") == 0
+    assert value(samples, "vllm:e2e_request_latency_seconds_count", model_name="other") == 3
+    assert counted(Metrics(), "outrider_wire_bytes_total", direction="up") == 0
 
 
 def test_what_happens_to_a_session_on_the_wire_is_counted() -> None:
@@ -213,15 +185,7 @@ def test_what_happens_to_a_session_on_the_wire_is_counted() -> None:
         assert counted(metrics, "outrider_wire_bytes_total", direction=direction) > 30
 
 
-def test_a_scraper_may_ask_for_openmetrics() -> None:
-    with serve_metrics(Metrics(), LOOPBACK) as address:
-        status, kind, text = get(address, "/metrics", "application/openmetrics-text; version=1.0.0")
-    assert status == 200
-    assert kind.startswith("application/openmetrics-text")
-    assert text.endswith("# EOF\n")
-
-
-def test_health_says_whether_sessions_are_taken() -> None:
+def test_health_says_whether_sessions_are_taken_and_a_scraper_may_ask_for_openmetrics() -> None:
     metrics = Metrics()
     with serve_metrics(metrics, LOOPBACK) as address:
         assert get(address, "/healthz")[::2] == (503, "loading\n")
@@ -230,6 +194,9 @@ def test_health_says_whether_sessions_are_taken() -> None:
         metrics.drain()
         assert get(address, "/healthz")[::2] == (503, "draining\n")
         assert get(address, "/anything")[0] == 404
+        openmetrics = "application/openmetrics-text"
+        status, kind, text = get(address, "/metrics", f"{openmetrics}; version=1.0.0")
+    assert (status, kind.split(";")[0], text[-6:]) == (200, openmetrics, "# EOF\n")
 
 
 def test_a_port_in_use_is_said_and_free_again_when_the_context_ends() -> None:
