@@ -110,22 +110,6 @@ class RawPeer:
         prefix = struct.pack(">BI", 0, len(message) if announced is None else announced)
         self.socket.sendall(frame(0, 0, 1, prefix + message))
 
-    def window(self, size: int) -> None:
-        for stream in (0, 1):
-            self.socket.sendall(frame(8, 0, stream, struct.pack(">I", size)))
-
-    def messages(self, tokens: int) -> list[pb.ServerMessage]:
-        """What comes, until it holds so many tokens."""
-        data, said = b"", list[pb.ServerMessage]()
-        for kind, _, _, payload in self._frames():
-            data += payload if kind == 0 else b""
-            while len(data) >= 5 + (size := int.from_bytes(data[1:5], "big")):
-                said.append(pb.ServerMessage.FromString(data[5 : 5 + size]))
-                data = data[5 + size :]
-            if sum(len(one.tokens.ids) for one in said) >= tokens:
-                return said
-        raise AssertionError("the other side hung up")
-
     def ended(self) -> bool:
         """Whether the other side ends connection or stream in time."""
         try:

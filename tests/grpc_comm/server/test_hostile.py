@@ -370,9 +370,12 @@ def test_a_client_that_reads_nothing_does_not_keep_the_target_from_ending() -> N
     assert engine.free_rows == 1
 
 
-def test_a_fault_of_the_target_says_its_kind_and_no_more(served: BackgroundServer) -> None:
+def test_a_fault_of_the_target_says_its_kind_and_no_more(
+    served: BackgroundServer, caplog: pytest.LogCaptureFixture
+) -> None:
     said = say(served.address, [opening(prompt=[1, FAULTY]), decode_to(5)])
     assert (said.code, said.details) == (CODES.INTERNAL, "a fault in the target: RuntimeError")
+    assert "in choose" in caplog.text  # the log has its traceback
 
 
 NAMES = [
