@@ -132,13 +132,6 @@ OTHER_OPENINGS: dict[str, tuple[dict[str, Any], str]] = {
 """What does not go with this target."""
 
 
-@pytest.mark.parametrize("first", [chain_of(), pb.ClientMessage()], ids=["nodes", "nothing"])
-def test_what_opens_no_session_must_not_come_first(
-    first: pb.ClientMessage, served: BackgroundServer
-) -> None:
-    say(served.address, [first]).check(CODES.INVALID_ARGUMENT, "first")
-
-
 BAD_REQUESTS: dict[str, tuple[pb.ClientMessage, str]] = {
     "nodes without parents": (chain_of(parents=[]), "parent"),
     "an id beyond the vocabulary": (chain_of(tokens=[4, VOCABULARY]), "vocabulary"),
@@ -155,6 +148,8 @@ BAD_REQUESTS: dict[str, tuple[pb.ClientMessage, str]] = {
 
 
 REFUSED: dict[str, tuple[list[pb.ClientMessage], grpc.StatusCode, str]] = {
+    "nodes before a session": ([chain_of()], CODES.INVALID_ARGUMENT, "first"),
+    "nothing before a session": ([pb.ClientMessage()], CODES.INVALID_ARGUMENT, "first"),
     **{
         name: ([opening(**changes)], CODES.FAILED_PRECONDITION, named)
         for name, (changes, named) in OTHER_OPENINGS.items()
@@ -242,15 +237,17 @@ def test_a_flood_is_held_back_at_its_sender(kind: str, monkeypatch: pytest.Monke
     assert engine.free_rows == 1
 
 
-def test_candidates_that_come_too_fast_are_dropped_and_counted(
+def test_candidates_that_come_too_fast_or_late_are_dropped_and_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("grpc_comm.server.state.NODES_PER_SECOND", 40)
     metrics = Metrics()
     with background(successor_engine(), metrics=metrics) as server:
-        said = say(server.address, [opening(), *[chain_of(range(4, 34))] * 2, decode_to(6)])
-    assert said.code is CODES.OK
-    assert dropped(metrics)["rate"] == 30
+        late = chain_of([9, 9], base=1)  # below a token that another one follows
+        for candidates in ([late], [chain_of(range(4, 34))] * 2):
+            said = say(server.address, [opening(), *candidates, decode_to(6)])
+            assert said.code is CODES.OK
+    assert dropped(metrics) == {"rate": 30, "late": 2, "cap": 0}
 
 
 def _still(flood: Flood) -> bool:
@@ -422,11 +419,3 @@ def test_the_log_holds_no_token_of_a_prompt_or_a_tree_even_at_its_most_talkative
         record.getMessage() + str(record.exc_text or "") for record in caplog.records
     )
     assert not [token for token in (*secret, 3_444, 5_555) if re.search(rf"\b{token}\b", logged)]
-
-
-def test_candidates_that_come_late_are_counted() -> None:
-    metrics = Metrics()
-    with background(successor_engine(), metrics=metrics) as server:
-        wrong = chain_of([9, 9], base=1)  # below a token that another one follows
-        assert say(server.address, [opening(), wrong, decode_to(6)]).code is CODES.OK
-    assert dropped(metrics) == {"rate": 0, "late": 2, "cap": 0}
