@@ -49,6 +49,9 @@ def test_a_stream_that_a_real_link_cuts_goes_on_where_it_was() -> None:
         assert rest(session) == [*range(4, 41)]
         assert (session.traffic.resumes, session.traffic.reopenings) == (1, 0)
         assert session.stream > first
+        traffic = session.traffic
+        assert min(traffic.messages_up, traffic.messages_down) > 1
+        assert min(traffic.bytes_up, traffic.bytes_down) > 10
     assert ["reconnecting" in notices[0], "connected" in notices[1]] == [True, True]
 
 
