@@ -28,13 +28,13 @@ from inference.times_file import StoredTimes
 from outrider.client.drafting import Rows
 from outrider.text.completion import Completion, Request, Show, complete
 from tests.simulate.endpoint_texts import LETTERS, Endpoint
-from tests.simulate.grammars import KINDS, grammars_of
 from tests.simulate.hostile_client import Hostile
 from tests.simulate.kernel import Fiber, Kernel, Process
 from tests.simulate.memory import reachable
 from tests.simulate.network import Network
 from tests.simulate.plan import ClientPlan, Plan, TextPlan
 from tests.simulate.scripted_drafts import TimedDraft, Watched, knowledge
+from tests.simulate.target_process import KINDS, grammars_of
 from tests.simulate.threads import Event, Thread
 from tests.support.exact import own_scores, own_text
 from tests.support.scripted import RULED, skilled

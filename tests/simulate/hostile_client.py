@@ -18,9 +18,9 @@ from google.protobuf.message import Message
 
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.translate import RULES_VERSION, read_params
-from tests.simulate.grammars import grammars_of
 from tests.simulate.network import Network
 from tests.simulate.plan import ClientPlan
+from tests.simulate.target_process import grammars_of
 from tests.simulate.wire_client import Channel
 from tests.support.exact import own_text
 from tests.support.hostile import SESSION, bearer, resume

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from inference.order import Pace
-from tests.simulate.grammars import KINDS
 from tests.simulate.plan import LONG_PATIENCE, UNRULED, ClientPlan, Fault, Plan, TextPlan
+from tests.simulate.target_process import KINDS
 from tests.simulate.world import run
 
 TEXT = TextPlan(

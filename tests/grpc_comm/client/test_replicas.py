@@ -17,9 +17,8 @@ import pytest
 from grpc_comm.certificate import make_certificate
 from grpc_comm.client import replicas as module
 from grpc_comm.client.channel import refuses
-from grpc_comm.client.connection import Connection, connect
+from grpc_comm.client.connection import connect
 from grpc_comm.client.patience import Patience
-from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.client.replicas import check_same, rendezvous
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer, Target
@@ -57,16 +56,6 @@ def replicas(count: int) -> Iterator[tuple[list[BackgroundServer], str]]:
         yield servers, ",".join(str(server.address) for server in servers)
 
 
-@contextmanager
-def looking_at(addresses: str) -> Iterator[Connection]:
-    with connect(addresses, patience=Patience(WAIT)) as connection:
-        yield connection
-
-
-def where(session: RemoteSession, servers: Sequence[BackgroundServer]) -> BackgroundServer:
-    return next(server for server in servers if str(server.address) == session.address)
-
-
 def test_a_thousand_sessions_are_spread_evenly() -> None:
     counts = Counter(firsts(NAMES).values())
     assert set(counts) == set(NAMES)
@@ -89,7 +78,7 @@ def test_a_silent_replica_does_not_hold_up_the_start(monkeypatch: pytest.MonkeyP
     with socket.create_server(LOOPBACK) as mute, replicas(1) as (servers, addresses):
         silent = Address(*mute.getsockname())
         with connect(f"{silent},{addresses}") as connection:
-            assert where(opened(connection), servers)
+            assert opened(connection).address == str(servers[0].address)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -171,7 +160,7 @@ def test_replicas_that_come_back_changed_are_left(
     monkeypatch.setattr(module, "HEALTH_SECONDS", 0.1)
     with (
         replicas(count) as (servers, addresses),
-        looking_at(addresses) as connection,
+        connect(addresses, patience=Patience(WAIT)) as connection,
         ExitStack() as new,
     ):
         session = opened(connection, in_turn(*servers))

@@ -258,19 +258,6 @@ def test_a_text_under_way_ends_at_its_keys_lowered_length(
     ended.check(CODES.INVALID_ARGUMENT, "this key's limit is now 6 in a session")
 
 
-def test_a_tenants_prompt_does_not_show_in_anothers_prefill(server: BackgroundServer) -> None:
-    prompt = list(range(100, 400))
-
-    def reused(name: str) -> int:
-        said = say(server.address, [opening(prompt=prompt), decode_to(301)], name)
-        assert said.code is CODES.OK
-        return int(said.answers[0].opened.reused_tokens)
-
-    assert reused("alice") == 0
-    assert reused("bob") == 0
-    assert reused("alice") > 0
-
-
 def test_claims_of_one_key_say_nothing_of_another_that_shares_its_rows(file: Path) -> None:
     engine, prompt = successor_engine(rows=2), list(range(1, 40))
     base, options = len(prompt) - 1, SecurityOptions(keys_file=file)
