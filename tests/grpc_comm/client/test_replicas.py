@@ -44,6 +44,12 @@ NAMES = ["10.0.0.1:50051", "10.0.0.2:50051", "10.0.0.3:50051"]
 KEYS = [f"session {number}" for number in range(1_000)]
 
 
+@pytest.fixture(autouse=True)
+def all_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas of a test share a machine that may be busy."""
+    monkeypatch.setattr(module, "GATHER_SECONDS", WAIT)
+
+
 def firsts(names: Sequence[str]) -> dict[str, str]:
     return {key: rendezvous(key, names)[0] for key in KEYS}
 
