@@ -135,9 +135,8 @@ def test_lines_of_grpcs_core_are_written_only_for_a_user_who_asks_for_them(
     with background(successor_engine()) as server:
         command = [sys.executable, "-c", LISTEN, str(server.address)]
         _, said = run(command)
-        second = partial(background, successor_engine(), server.address, security=written(tmp_path))
-        assert_refused(
-            second, [str(server.address), "in use"]
-        )  # and its sound pair is not called bad
+        pair = written(tmp_path)  # which is sound, and not called bad
+        second = partial(background, successor_engine(), server.address, security=pair)
+        assert_refused(second, [str(server.address), "in use"])
     assert len(said) == lines
     assert said[-1].startswith(f"cannot listen on {server.address}: is the port in use")
