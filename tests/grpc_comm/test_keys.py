@@ -15,18 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from grpc_comm.keys import WATCH_SECONDS, Key, Keys, make_key
 from grpc_comm.security import SecurityOptions, channel_security
 from grpc_comm.server.guard import server_security
 from grpc_comm.transport import Address
-from inference.errors import InvalidRequest
 from outrider.cli import main
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
-from tests.support.tiers import examples
 
 HERE = Address("127.0.0.1", 0)
 
@@ -332,41 +328,6 @@ def test_keys_are_a_targets_and_never_travel_in_plaintext_either(file: Path) -> 
     assert_refused(lambda: server_security(options, everywhere), ["0.0.0.0"])
     assert_refused(lambda: server_security(open_to_all, everywhere), ["plaintext"])
     assert identify(server_security(options, HERE).keys, bearer("token of bob")) == Key("bob")
-
-
-fuzzed = settings(max_examples=examples(40), suppress_health_check=list(HealthCheck))
-
-
-json_values = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20)),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.dictionaries(st.sampled_from(["keys", "name", "token_sha256", "sessions"]), inner),
-    ),
-    max_leaves=10,
-)
-
-
-@given(
-    content=st.one_of(
-        st.binary(max_size=200),
-        json_values.map(lambda value: json.dumps({"keys": [value]}).encode()),
-    )
-)
-@fuzzed
-def test_a_keys_file_is_read_or_refused_in_words_and_the_old_keys_stay(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes
-) -> None:
-    path = write(tmp_path_factory.getbasetemp() / "fuzzed.json", entry("alice"))
-    keys, said = Keys.read(path), ""
-    path.unlink()  # another version: a file of another size and number
-    path.write_bytes(content)
-    try:
-        Keys.read(path)
-    except InvalidRequest as error:
-        said = str(error)
-    assert said == "" or said.startswith(f"{path}")
-    assert (identify(keys, bearer("token of alice")) is not None) == (said != "")
 
 
 def test_every_line_of_the_security_checklist_names_tests_that_exist() -> None:
