@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ import pytest
 
 from grpc_comm.certificate import make_certificate
 from grpc_comm.client import replicas as module
-from grpc_comm.client.channel import refuses
+from grpc_comm.client.channel import advice, refuses
 from grpc_comm.client.connection import connect
 from grpc_comm.client.patience import Patience
 from grpc_comm.client.replicas import check_same, rendezvous
@@ -88,27 +88,19 @@ def test_a_silent_replica_does_not_hold_up_the_start(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("resets", [False, True])
 def test_a_first_call_looks_for_a_target_that_is_about_to_start(
-    count: int, resets: bool, monkeypatch: pytest.MonkeyPatch
+    count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "HEALTH_SECONDS", 0.1)
-    ports = [free_port() for _ in range(count)]
-    addresses = ",".join(f"{LOOPBACK.host}:{port}" for port in ports)
+    places = [Address(LOOPBACK.host, free_port()) for _ in range(count)]
     notices = list[str]()
     with ExitStack() as stack:
-        if resets:
-            stack.enter_context(resetting(ports[0], until=lambda: bool(notices)))
 
         def start(line: str) -> None:
             notices.append(line)
-            place = Address(LOOPBACK.host, ports[-1])
-            if resets and count == 1:
-                place = Address(LOOPBACK.host, ports[0])
-                eventually(lambda: refuses(place))
-            stack.enter_context(background(successor_engine(), place))
+            stack.enter_context(background(successor_engine(), places[-1]))
 
-        patience = Patience(WAIT, start)
+        addresses, patience = ",".join(map(str, places)), Patience(WAIT, start)
         connection = stack.enter_context(connect(addresses, timeout=1.0, patience=patience))
         (notice,) = notices
         assert notice.startswith("no Outrider target answers at ")
@@ -116,22 +108,12 @@ def test_a_first_call_looks_for_a_target_that_is_about_to_start(
         assert_serves(opened(connection))
 
 
-@contextmanager
-def resetting(port: int, until: Callable[[], bool]) -> Iterator[None]:
-    """A port that closes each connection at once, until it is closed itself."""
-
-    def serve() -> None:
-        with server:
-            while not until():
-                with suppress(TimeoutError):
-                    server.accept()[0].close()
-
-    server = socket.create_server((LOOPBACK.host, port))
-    server.settimeout(0.05)
-    thread = threading.Thread(target=serve)
-    thread.start()
-    yield
-    thread.join()
+def test_a_port_that_closes_each_connection_says_nothing_of_its_settings() -> None:
+    with socket.create_server(LOOPBACK) as server, ThreadPoolExecutor(2) as pool:
+        closed = [pool.submit(lambda: server.accept()[0].close()) for _ in range(2)]
+        assert advice(Address(*server.getsockname()), SecurityOptions()) is None
+        assert not refuses(Address(*server.getsockname()))
+        assert [one.result(WAIT) for one in closed] == [None, None]
 
 
 def test_wrong_settings_are_refused_at_once_whatever_the_patience() -> None:
