@@ -76,10 +76,10 @@ def served(attacked: Attacked) -> Iterator[BackgroundServer]:
 
 
 @contextmanager
-def impatient() -> Iterator[BackgroundServer]:
+def impatient(lease: float = 0.5) -> Iterator[BackgroundServer]:
     """A target with one row that soon has enough of silence; when the attack is over it serves."""
     engine = successor_engine(rows=1)
-    with background(engine, lease_seconds=0.5) as server:
+    with background(engine, lease_seconds=lease) as server:
         yield server
         eventually(lambda: engine.free_rows == 1 and not engine.sessions)
         assert say(server.address, [opening(), decode_to(5)]).code is CODES.OK
@@ -342,7 +342,7 @@ def test_frames_that_no_library_sends_end_their_connection_at_most(
 
 
 def test_a_client_that_reads_nothing_does_not_keep_its_row() -> None:
-    with impatient() as server, deaf(server.address), raw_stub(server.address) as stub:
+    with impatient(3.0) as server, deaf(server.address), raw_stub(server.address) as stub:
         stream, alive = Raw(stub, opening(), decode_to(5)), threading.Event()
         beats = threading.Thread(target=lambda: beat(stream, alive))
         beats.start()
