@@ -63,6 +63,16 @@ def aws(moto: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AwsAccou
 
 
 @pytest.fixture
+def calls(aws_keys: None, monkeypatch: pytest.MonkeyPatch) -> AwsAccount:
+    """An account whose calls have the replies that a test gives, and others fail."""
+    account = AwsAccount()
+    intercept(account, monkeypatch)
+    sending = "botocore.httpsession.URLLib3Session.send"
+    monkeypatch.setattr(sending, lambda *_: pytest.fail("a request left for the network"))
+    return account
+
+
+@pytest.fixture
 def installed(tmp_path: Path) -> list[str]:
     """Flags of a command that starts a host: what it runs, and Outrider for it."""
     wheel = tmp_path / "outrider-0.1.0-py3-none-any.whl"

@@ -11,7 +11,6 @@ from typing import Any
 
 import boto3
 import pytest
-from botocore.stub import Stubber
 
 from compile.aws import Aws
 from compile.compile_options import parse
@@ -25,7 +24,7 @@ from deploy.stack import StackState
 from inference.files.artifact import write_manifest
 from outrider.measure.commands import parse as parse_measuring
 from tests.support.artifacts import build, trn1_manifest
-from tests.support.cloud import COMMIT, REGION, TOKEN, AwsAccount, hub_server, use_hub
+from tests.support.cloud import COMMIT, REGION, TOKEN, AwsAccount, hub_server, refused, use_hub
 from tests.support.commands import Run
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
@@ -59,21 +58,19 @@ def test_the_instance_runs_the_users_own_command_which_it_understands_and_pushes
         (["--target", "cpu", "--features", "."], [". lies"]),
     ],
 )
-@pytest.mark.usefixtures("aws_keys")
+@pytest.mark.usefixtures("calls")
 def test_what_an_instance_cannot_be_asked_for_is_refused(
     words: list[str], shown: list[str]
 ) -> None:
     assert_refused(lambda: build_on(parse(["--on", "c7i.2xlarge", *words])), shown)
 
 
-@pytest.mark.usefixtures("aws_keys")
-def test_a_cost_that_aws_does_not_tell_hides_no_result() -> None:
-    aws, state = Aws(REGION), StackState("arn", "DELETE_COMPLETE", {}, {"InstanceId": "i-1"})
-    with Stubber(aws.client("ec2")) as refusing:
-        refusing.add_client_error("describe_instances", "InternalError", "try again")
-        said = cost(aws, state)
-    assert said.startswith("not known")
-    assert "try again" in said
+def test_a_cost_that_aws_does_not_tell_hides_no_result(calls: AwsAccount) -> None:
+    calls.faults["DescribeInstances"] = refused("InternalError")
+    state = StackState("arn", "DELETE_COMPLETE", {}, {"InstanceId": "i-1"})
+    told = cost(Aws(REGION), state)
+    assert told.startswith("not known")
+    assert "InternalError" in told
 
 
 @pytest.fixture

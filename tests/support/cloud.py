@@ -111,6 +111,7 @@ class AwsAccount:
         self.faults: dict[str, Fault] = {}
         self.host = SERVING
         self.calls: list[str] = []
+        self.region = REGION  # of the last call
         self.silent = False
 
     def reply(self, action: str, parameters: dict[str, Any]) -> Any:
@@ -164,11 +165,15 @@ def moto_account() -> Iterator[None]:
 def intercept(account: AwsAccount, patch: pytest.MonkeyPatch) -> None:
     """Let the account reply to all calls of this process before moto does."""
     from botocore.client import BaseClient
+    from botocore.validate import validate_parameters
 
     real = vars(BaseClient)["_make_api_call"]
 
     def call(client: Any, action: str, parameters: dict[str, Any]) -> Any:
+        account.region = client.meta.region_name
         reply = account.reply(action, parameters)
+        operation = client.meta.service_model.operation_model(action)
+        validate_parameters(parameters, operation.input_shape)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Tried to parse")  # moto makes no schedules
             return real(client, action, parameters) if reply is None else reply
