@@ -93,8 +93,14 @@ def test_what_was_changed_in_the_store_is_not_taken(
 @pytest.mark.parametrize(
     "name",
     [
-        *("../escaped", "/tmp/escaped", "graphs/../../escaped", "manifest.json", "a\\b", ""),
-        *("x" * 5000, "x" * 256, "x/" * 600 + "y"),
+        "../up",
+        "/tmp/up",
+        "graphs/../../up",
+        "manifest.json",
+        "a\\b",
+        "",
+        "x" * 256,
+        "x/" * 600 + "y",
     ],
     ids=str.__len__,
 )
@@ -151,34 +157,21 @@ def test_a_pull_that_was_broken_off_fetches_only_the_rest(out: Path, tmp_path: P
     assert len([name for name in fetched if name.startswith("files/")]) == len(files) - 2
 
 
-def test_a_directory_with_something_else_in_it_is_not_pulled_into(
+def test_what_is_no_store_digest_place_or_whole_artefact_is_refused(
     disk: DiskObjects, out: Path, tmp_path: Path
 ) -> None:
-    digest = push(out, disk, silent)
+    digest, place = push(out, disk, silent), tmp_path / "checkpoint"
     assert pull(disk, digest, out, silent).digest() == digest
     assert_refused(lambda: pull(disk, "0" * 64, out, silent), [str(out), "another artefact"])
-    place = tmp_path / "checkpoint"
     assert_refused(lambda: pull(disk, digest, place, silent), [str(place), "not empty"])
-
-
-@pytest.mark.parametrize("digest", ["", "abc", "Z" * 64, "../" * 22])
-def test_a_digest_that_is_none_is_refused(disk: DiskObjects, tmp_path: Path, digest: str) -> None:
-    taken = tmp_path / "taken"
-    assert_refused(lambda: pull(disk, digest, taken, silent), [digest, "64 hexadecimal digits"])
-
-
-def test_only_whole_artefacts_are_pushed(disk: DiskObjects, out: Path, tmp_path: Path) -> None:
+    for word in ("", "abc", "Z" * 64, "../" * 22):
+        taking = partial(pull, disk, word, tmp_path / "taken", silent)
+        assert_refused(taking, [word, "64 hexadecimal digits"])
     (out / "weights" / "all.bin").write_bytes(b"changed")
-    for place, shown in ((out, "not the file"), (tmp_path / "checkpoint", "artefact")):
-        assert_refused(partial(push, place, disk, silent), [shown], BadArtifact)
-
-
-@pytest.mark.usefixtures("s3")
-def test_large_files_go_up_in_parts_and_come_back_whole(tmp_path: Path) -> None:
-    store, content = open_store("s3://artefacts"), b"large" * (2 << 20)
-    put(store, tmp_path, "files/large", content)
-    store.get("files/large", tmp_path / "back")
-    assert (tmp_path / "back").read_bytes() == content
+    assert_refused(lambda: push(out, disk, silent), ["not the file"], BadArtifact)
+    assert_refused(lambda: push(place, disk, silent), ["artefact"], BadArtifact)
+    for url in ("s3://", "http://x/y"):
+        assert_refused(partial(open_store, url), [url, "s3://BUCKET"])
 
 
 @pytest.mark.usefixtures("s3")
@@ -212,8 +205,3 @@ def test_a_bucket_that_is_not_there_and_missing_credentials_are_named(
 def test_s3_without_boto3_gets_its_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
     assert_refused(lambda: open_store(URL), [".[aws]"], MissingExtra)
-
-
-@pytest.mark.parametrize("url", ["s3://", "http://x/y"])
-def test_what_is_no_store_is_refused(url: str) -> None:
-    assert_refused(lambda: open_store(url), [url, "s3://BUCKET"])

@@ -12,13 +12,14 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from compile.builders import neuron_artifact
-from compile.neuron.builder import NeuronBuilder
+from compile.neuron.builder import NeuronBuilder, graph_flags
 from compile.neuron.compiler import OVERRIDE, compiler_flags, render
 from inference.backends.neuron import sdk as neuron_sdk
 from inference.backends.neuron.model import COPY, FILL, PACKAGE
@@ -65,14 +66,7 @@ def test_an_artefact_has_weights_by_rank_one_package_and_a_record_of_each_graph(
     }
 
 
-def test_a_flag_whose_value_has_blanks_stays_one_flag() -> None:
-    value = "--enable-ccop-compute-overlap --cc-pipeline-tiling-factor=2"
-    spec = spec_of(compiler_flags={"--tensorizer-options": value})
-    words = shlex.split(render(compiler_flags(spec, 1)))
-    assert f"--tensorizer-options={value}" in words
-
-
-def test_flags_are_explicit_and_the_specs_come_last() -> None:
+def test_flags_are_explicit_the_specs_come_last_and_prompts_are_compiled_at_o1() -> None:
     assert render(compiler_flags(spec_of(), 1)) == (
         "--target trn1 --lnc=1 --model-type=transformer --auto-cast=none "
         "--enable-saturate-infinity -O2"
@@ -83,6 +77,15 @@ def test_flags_are_explicit_and_the_specs_come_last() -> None:
         "--enable-saturate-infinity -O1"
     )
     assert_refused(lambda: compiler_flags(spec_of(compiler_flags={"--lnc": "2"}), 1), ["--lnc"])
+    value = "--enable-ccop-compute-overlap --cc-pipeline-tiling-factor=2"
+    blanks = spec_of(compiler_flags={"--tensorizer-options": value})
+    assert f"--tensorizer-options={value}" in shlex.split(render(compiler_flags(blanks, 1)))
+    for spec, levels in (
+        (spec_of(), ["-O2", "-O1"]),
+        (spec_of(compiler_flags={"--optlevel": "3"}), ["-O3", "-O3"]),
+    ):
+        flags = [graph_flags(compiler_flags(spec, 1), spec, bucket) for bucket in FEW]
+        assert [render(each).split()[-1] for each in flags] == levels
 
 
 def test_a_graph_whose_compiler_died_without_a_reason_is_compiled_once_more(
@@ -94,24 +97,27 @@ def test_a_graph_whose_compiler_died_without_a_reason_is_compiled_once_more(
     assert len(neuron.compiled) == len({*neuron.compiled})
 
 
-def test_a_compiler_that_dies_twice_ends_the_build_and_keeps_its_files(
-    neuron: Neuron, checkpoint: Path, tmp_path: Path
-) -> None:
-    neuron.compiler_dies = 2
-    with pytest.raises(BadArtifact, match="neuronx-cc failed with 70") as failure:
+@pytest.mark.parametrize(
+    ("fails", "words", "is_repeated"),
+    [
+        ({"compiler_dies": 2}, "neuronx-cc failed with 70", True),
+        (
+            {"compiler_fails": "[NCC_EVRF007] too many instructions\nmore"},
+            "[NCC_EVRF007] too many instructions",
+            False,
+        ),
+    ],
+)
+def test_a_compiler_that_dies_twice_or_gives_its_reason_ends_the_build_and_keeps_its_files(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], fails: dict[str, Any], words: str, is_repeated: bool,
+) -> None:  # fmt: skip
+    neuron = Neuron(**fails).install(monkeypatch, packages)
+    with pytest.raises(BadArtifact, match=re.escape(words)) as failure:
         build(tmp_path / "a", checkpoint, spec_of(1))
     assert Path(str(failure.value).rsplit(" ", 1)[1]).is_dir()
     assert (neuron.compiler_dies, neuron.compiled) == (0, [])
-
-
-def test_a_compiler_that_gave_its_reason_is_passed_on_and_not_run_again(
-    neuron: Neuron, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    neuron.compiler_fails = "[NCC_EVRF007] too many instructions\nmore"
-    with pytest.raises(BadArtifact, match=r"\[NCC_EVRF007\] too many instructions") as failure:
-        build(tmp_path / "a", checkpoint, spec_of(1))
-    assert Path(str(failure.value).rsplit(" ", 1)[1]).is_dir()
-    assert "once more" not in capsys.readouterr().err
+    assert ("once more" in capsys.readouterr().err) == is_repeated
 
 
 def test_an_artefact_that_matches_is_used_and_another_one_announced_and_built(
@@ -134,31 +140,28 @@ def test_an_artefact_that_matches_is_used_and_another_one_announced_and_built(
 # --- the environment of a compile host
 
 
-def test_a_host_without_a_device_is_told_the_platform_and_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-    packages: Path,
-    checkpoint: Path,
-    tmp_path: Path,
+def test_a_host_without_a_device_is_told_the_platform_unless_the_user_has_set_one(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     neuron = Neuron(device=False).install(monkeypatch, packages)
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    build(tmp_path / "a", checkpoint, spec_of(1, target="inf2"))
-    assert neuron.platform == "trn1"
-    assert f"{OVERRIDE}=trn1" in capsys.readouterr().err
-
-
-def test_what_the_user_has_set_is_never_changed(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
-) -> None:
-    Neuron(device=False).install(monkeypatch, packages)
+    with monkeypatch.context() as imported:
+        imported.setitem(sys.modules, "torch_neuronx", object())
+        again = partial(build, tmp_path / "0", checkpoint, spec_of(1))
+        assert_refused(again, ["imported already"])
     monkeypatch.setenv(OVERRIDE, "trn2")
     assert_refused(lambda: build(tmp_path / "a", checkpoint, spec_of(1)), ["trn2", "trn1"])
     monkeypatch.setenv(OVERRIDE, "inf2")
-    build(tmp_path / "b", checkpoint, spec_of(1))
+    build(tmp_path / "b", checkpoint, spec_of(1, FEW[:1]))
     assert {name: value for name, value in os.environ.items() if name.startswith("NEURON")} == {
         OVERRIDE: "inf2"
     }
+    assert OVERRIDE not in capsys.readouterr().err
+    neuron.install(monkeypatch, packages / "another")
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    build(tmp_path / "c", checkpoint, spec_of(1, FEW[:1], target="inf2"))
+    assert neuron.platform == "trn1"
+    assert f"{OVERRIDE}=trn1" in capsys.readouterr().err
 
 
 def test_with_a_device_nothing_is_set_and_another_family_is_compiled_only_when_asked_for(
@@ -169,14 +172,6 @@ def test_with_a_device_nothing_is_set_and_another_family_is_compiled_only_when_a
     (packages / "product_name").write_text("trn2n.48xlarge\n")
     again = partial(build, tmp_path / "b", checkpoint, spec_of(1))
     assert_refused(again, ["a trn2 machine", f"{OVERRIDE}=trn1"])
-
-
-def test_an_import_before_the_platform_is_known_is_refused(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
-) -> None:
-    Neuron(device=False).install(monkeypatch, packages)
-    monkeypatch.setitem(sys.modules, "torch_neuronx", object())
-    assert_refused(lambda: build(tmp_path / "a", checkpoint, spec_of(1)), ["imported already"])
 
 
 PLACEHOLDER, NATIVE, OLD = "1.0.0", "2.14.3.0", "2.8.0.2.10.16998"
@@ -201,21 +196,20 @@ def test_packages_of_another_kind_are_explained(
     assert_refused(builder.made_with, shown, MissingExtra)
 
 
-def imported(name: str) -> None:
-    raise ImportError(f"{name}: libnrt.so.1: cannot open shared object file")
-
-
-@pytest.mark.parametrize(
-    ("transformers", "shown"),
-    [("5.0.0", ["transformers 5.0.0", ">=4.51,<5"]), (VERSIONS["transformers"], ["libnrt.so.1"])],
-)
-def test_a_transformers_that_is_too_new_and_packages_that_cannot_be_imported_are_explained(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, transformers: str, shown: list[str]
+def test_a_transformers_that_is_too_new_is_told_before_packages_that_cannot_be_imported(
+    monkeypatch: pytest.MonkeyPatch, packages: Path
 ) -> None:
-    """The first before anything is imported."""
-    Neuron(versions=VERSIONS | {"transformers": transformers}).install(monkeypatch, packages)
-    monkeypatch.setattr(neuron_sdk, "import_module", imported)
-    assert_refused(neuron_sdk.load_sdk, shown, MissingExtra)
+    def failing(name: str) -> None:
+        raise ImportError(f"{name}: libnrt.so.1: cannot open shared object file")
+
+    for version, shown in (
+        (VERSIONS["transformers"], ["libnrt.so.1"]),
+        ("5.0.0", ["transformers 5.0.0", ">=4.51,<5"]),
+    ):
+        machine = Neuron(versions=VERSIONS | {"transformers": version})
+        machine.install(monkeypatch, packages / version)
+        monkeypatch.setattr(neuron_sdk, "import_module", failing)
+        assert_refused(neuron_sdk.load_sdk, shown, MissingExtra)
 
 
 # --- documentation

@@ -1,11 +1,8 @@
-"""A Neuron build compiles each graph once: after a kill, for one more graph, on other machines."""
+"""A Neuron build compiles each graph once: after a kill, for a new graph, on other machines."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -18,80 +15,52 @@ from compile.plan import memory
 from compile.store import DiskObjects
 from inference.backends.neuron.loading import load_neuron
 from inference.backends.neuron.model import COPY, FILL
-from inference.files.artifact import MANIFEST, Bucket, check_files
+from inference.files.artifact import Bucket, check_files
 from tests.support.fake_build import Lowering
 from tests.support.fake_neuron import Neuron
 from tests.support.neuron_artifacts import FEW, MORE, build, spec_of
-from tests.support.repository import ROOT
 
 NAMES = [bucket.name for bucket in MORE]
 
-KILLED = """
-import sys
-from functools import partial
-from pathlib import Path
-import pytest
-from compile.neuron.builder import NeuronBuilder
-from tests.support.fake_neuron import Neuron
-from tests.support.neuron_artifacts import MORE, build, spec_of
-folder, checkpoint, stalls_at = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-Neuron(stalls_at=stalls_at).install(pytest.MonkeyPatch(), folder / "packages")
-one_by_one = partial(NeuronBuilder, workers=1)
-build(folder / "artefact", checkpoint, spec_of(1, MORE), one_by_one)
-"""
 
-
-def hot(buckets: Sequence[Bucket] = MORE) -> str:
+def hot(buckets: Sequence[Bucket]) -> str:
     graph = hot_graph(spec_of(1, buckets))
     assert graph is not None
     return graph.name
 
 
-def killed_at(folder: Path, checkpoint: Path, graph: str) -> None:
-    """A build in another process, which is killed while its compiler is at this graph."""
-    command = [sys.executable, "-c", KILLED, str(folder), str(checkpoint), graph]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == f"compiling {graph}\n"
-        other.kill()
-
-
-def test_a_build_that_is_killed_goes_on_with_the_graph_it_was_at(
-    monkeypatch: pytest.MonkeyPatch, checkpoint: Path, tmp_path: Path
-) -> None:
-    at = NAMES[5]
-    killed_at(tmp_path, checkpoint, at)
-    assert not (tmp_path / "artefact" / MANIFEST).exists()
-    neuron = Neuron().install(monkeypatch, tmp_path / "again")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "packages" / "cache"))
-    one_by_one = partial(NeuronBuilder, workers=1)
-    manifest = build(tmp_path / "artefact", checkpoint, spec_of(1, MORE), one_by_one)
-    # the graph that the weights are laid out for was the first
-    assert neuron.compiled == [*(name for name in NAMES[5:] if name != hot()), COPY, FILL]
-    check_files(tmp_path / "artefact", manifest)
-    load_neuron(tmp_path / "artefact", manifest, lambda line: None)
-
-
-def test_one_graph_more_compiles_one_graph(
+def test_a_build_that_is_broken_off_goes_on_with_the_graph_it_was_at_with_any_number_of_compilers(
     neuron: Neuron, checkpoint: Path, tmp_path: Path
 ) -> None:
-    build(tmp_path / "a", checkpoint, spec_of(1, MORE[1:]))
-    before = len(neuron.compiled)
-    manifest = build(tmp_path / "a", checkpoint, spec_of(1, MORE))
-    assert neuron.compiled[before:] == [NAMES[0]]
+    neuron.broken_at = NAMES[5]
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "a", checkpoint, spec_of(1, MORE), partial(NeuronBuilder, workers=1))
+    # the graph that the weights are laid out for is the first
+    assert neuron.compiled == [hot(MORE), "layout_opt", *NAMES[:5]]
+    neuron.broken_at, neuron.compiled = "", []
+    manifest = build(
+        tmp_path / "a", checkpoint, spec_of(1, MORE), partial(NeuronBuilder, workers=3)
+    )
+    rest = [name for name in NAMES[5:] if name != hot(MORE)]
+    assert sorted(neuron.compiled) == sorted([*rest, COPY, FILL])
+    check_files(tmp_path / "a", manifest)
     load_neuron(tmp_path / "a", manifest, lambda line: None)
 
 
-def test_a_graph_that_was_spoilt_in_the_cache_is_compiled_again(
+def test_only_a_graph_that_is_new_or_was_spoilt_in_the_cache_is_compiled(
     neuron: Neuron, packages: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
     build(tmp_path / "a", checkpoint, spec_of(1))
     for log in (packages / "cache" / "outrider" / "neuron_graphs").glob("*/log-neuron-cc.txt"):
         if "prefill" in log.read_text():
             (log.parent / "graph.neff").write_text("{}")
-    before = len(neuron.compiled)
+    neuron.compiled = []
     build(tmp_path / "b", checkpoint, spec_of(1))
-    assert neuron.compiled[before:] == [FEW[1].name]
+    assert neuron.compiled == [FEW[1].name]
+    neuron.compiled = []
+    manifest = build(tmp_path / "b", checkpoint, spec_of(1, (MORE[0], *FEW)))
+    assert neuron.compiled == [NAMES[0]]
+    load_neuron(tmp_path / "b", manifest, lambda line: None)
 
 
 def test_another_machine_takes_the_graphs_from_the_store(
@@ -105,32 +74,8 @@ def test_another_machine_takes_the_graphs_from_the_store(
     assert len(neuron.compiled) == len(set(neuron.compiled)) == len(FEW) + beside
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_graphs_compiled_at_once_are_those_compiled_in_turn(
-    neuron: Neuron, checkpoint: Path, tmp_path: Path, workers: int
-) -> None:
-    spec = spec_of(2, MORE)
-    manifest = build(tmp_path / "a", checkpoint, spec, partial(NeuronBuilder, workers=workers))
-    assert sorted(neuron.compiled) == sorted([*NAMES, COPY, FILL, "layout_opt"])
-    load_neuron(tmp_path / "a", manifest, lambda line: None)
-
-
-@pytest.mark.parametrize(
-    ("flags", "levels"), [({}, ["-O2", "-O1"]), ({"--optlevel": "3"}, ["-O3", "-O3"])]
-)
-@pytest.mark.usefixtures("neuron")
-def test_prompts_are_compiled_at_o1_unless_told_otherwise(
-    checkpoint: Path, tmp_path: Path, flags: dict[str, str], levels: list[str]
-) -> None:
-    build(tmp_path / "a", checkpoint, spec_of(1, compiler_flags=flags))
-    paths = [tmp_path / "a" / f"graphs/{bucket.name}.json" for bucket in FEW]
-    given = [json.loads(path.read_text())["flags"] for path in paths]
-    assert [words.split()[-1] for words in given] == levels
-
-
-@pytest.mark.parametrize("changes", [True, False])
-@pytest.mark.parametrize("target", ["trn1", "inf2"])
-def test_weights_are_laid_out_for_the_largest_tree(
+@pytest.mark.parametrize(("target", "changes"), [("trn1", True), ("inf2", False)])
+def test_weights_are_laid_out_for_the_largest_tree_whatever_is_added_later(
     monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path,
     target: str, changes: bool,
 ) -> None:  # fmt: skip
@@ -138,12 +83,8 @@ def test_weights_are_laid_out_for_the_largest_tree(
     manifest = build(tmp_path / "a", checkpoint, spec_of(1, target=target))
     (packages / "product_name").write_text(f"{target}.2xlarge\n")
     assert ("layout_opt" in neuron.compiled) == changes
-    assert neuron.compiled[0] == hot(FEW)
+    assert neuron.compiled[0] == hot(FEW) == hot(MORE) == hot(MORE[3:]) == FEW[0].name
     load_neuron(tmp_path / "a", manifest, lambda line: None)
-
-
-def test_a_graph_that_is_added_later_leaves_the_layout_as_it_is() -> None:
-    assert hot(MORE) == hot(MORE[3:]) == FEW[0].name
 
 
 def test_the_key_follows_what_is_computed_and_not_how_it_was_counted() -> None:
