@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from compile.spec import CompileSpec, mask_words, prefill_bucket, verify_bucket
 from inference.backends.neuron.model import calls_between
 from inference.files.artifact import Bucket, DraftBucket, FusedPart, RoundBucket
-from inference.model.cache import cache_names
 from inference.model.checkpoints.config import (
     ModelConfig,
     parse_config,
@@ -22,9 +21,8 @@ from inference.model.checkpoints.config import (
 )
 from inference.model.choice.graph_choice import NoisePlace, fill_inputs
 from inference.model.graphs.round_graph import idle_inputs
-from inference.model.graphs.verify_graph import example_inputs
 from inference.tree.tree_shape import Branches
-from tests.support.compiler_rules import check_call, rank_graph, run_checked
+from tests.support.compiler_rules import check_call, run_checked
 from tests.support.models import TINY
 from tests.support.repository import ROOT
 
@@ -52,12 +50,12 @@ def graphs(ranks: int) -> tuple[Bucket, ...]:
 
 
 def fused_spec() -> CompileSpec:
-    """Rounds with a draft, and the target's own largest graphs."""
+    """Rounds with a draft, and the target's own largest graph."""
     shape = Branches((2, 1))
     rounds = [RoundBucket.of(shape, 4, JUNK, JUNK, sampled=sampled) for sampled in (False, True)]
     prefill = (DraftBucket(1, 256, JUNK, 1, 1, False, JUNK),)
     draft = FusedPart("draft", "", read_raw_config(ONE), prefill, tuple(rounds))
-    return spec("trn1", 2, *graphs(2)[-2:], fused=draft)
+    return spec("trn1", 2, graphs(2)[-1], fused=draft)
 
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -178,14 +176,3 @@ def test_native_graphs_write_keys_and_values_of_each_layer_once() -> None:
     config = replace(read_config(EIGHT), layers=2)
     built = spec("trn2", 4, graphs(4)[-1])
     assert check_call(config, built, idle_inputs(built.buckets[0])).names.count("index_put") == 4
-
-
-@pytest.mark.slow
-def test_a_graph_at_real_width_exports_whole_with_static_shapes() -> None:
-    built = spec("trn2", 4, graphs(4)[-1])
-    graph = rank_graph(replace(read_config(EIGHT), layers=1), built)
-    inputs = {name: part.to("meta") for name, part in example_inputs(built.buckets[0]).items()}
-    program = torch.export.export(graph, (), inputs, strict=True)
-    assert not program.range_constraints, "a shape is not fixed"
-    lowered = program.run_decompositions({})
-    assert set(lowered.graph_signature.buffers_to_mutate.values()) == set(cache_names(1))

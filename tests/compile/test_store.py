@@ -117,44 +117,46 @@ def test_a_manifest_cannot_name_files_outside_its_directory(
         assert_refused(move, ["not a file"], BadArtifact)
 
 
-def test_a_push_that_was_broken_off_published_nothing(
-    disk: DiskObjects, out: Path, tmp_path: Path
+class Flaky(DiskObjects):
+    """Breaks off at the object with this number."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.names, self.failing = list[str](), 0
+
+    def put(self, name: str, path: Path) -> None:
+        self._count(name)
+        super().put(name, path)
+
+    def get(self, name: str, path: Path) -> None:
+        self._count(name)
+        super().get(name, path)
+
+    def _count(self, name: str) -> None:
+        self.names.append(name)
+        if len(self.names) == self.failing:
+            raise Unavailable("gone")
+
+
+def test_a_push_or_pull_that_was_broken_off_publishes_nothing_and_moves_only_the_rest(
+    out: Path, tmp_path: Path
 ) -> None:
-    class Failing(DiskObjects):
-        def put(self, name: str, path: Path) -> None:
-            if path.name == "all.bin":
-                raise Unavailable("gone")
-            super().put(name, path)
-
-    manifest, said = read_manifest(out), list[str]()
+    store, manifest, said = Flaky(tmp_path / "store"), read_manifest(out), list[str]()
+    pulling = partial(pull, store, manifest.digest(), tmp_path / "taken", silent)
+    store.failing = 3
     with pytest.raises(Unavailable):
-        push(out, Failing(tmp_path / "store"), silent)
-    taking = partial(pull, disk, manifest.digest(), tmp_path / "taken", silent)
-    assert_refused(taking, ["manifests/"], BadArtifact)
-    push(out, disk, said.append)
-    assert sum("already there" in line for line in said) == len(manifest.files) - 1
-
-
-def test_a_pull_that_was_broken_off_fetches_only_the_rest(out: Path, tmp_path: Path) -> None:
-    class Flaky(DiskObjects):
-        failing = True
-
-        def get(self, name: str, path: Path) -> None:
-            fetched.append(name)
-            if self.failing and len(fetched) == 4:
-                raise Unavailable("gone")
-            super().get(name, path)
-
-    fetched, store = list[str](), Flaky(tmp_path / "store")
-    digest = push(out, store, silent)
-    fetched.clear()
+        push(out, store, silent)
+    assert_refused(pulling, ["manifests/"], BadArtifact)
+    push(out, store, said.append)
+    assert sum("already there" in line for line in said) == 2
+    store.names.clear()
+    store.failing = 4
     with pytest.raises(Unavailable):
-        pull(store, digest, tmp_path / "taken", silent)
+        pulling()
     assert not (tmp_path / "taken").exists()
-    store.failing = False
-    fetched.clear()
-    files = pull(store, digest, tmp_path / "taken", silent).files
-    assert len([name for name in fetched if name.startswith("files/")]) == len(files) - 2
+    pulling()
+    rest = [name for name in store.names[4:] if name.startswith("files/")]
+    assert len(rest) == len(manifest.files) - 2
 
 
 def test_what_is_no_store_digest_place_or_whole_artefact_is_refused(

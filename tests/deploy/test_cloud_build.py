@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -227,13 +228,6 @@ def test_an_interrupted_build_leaves_nothing_that_is_billed(
 
 @pytest.mark.extended
 @pytest.mark.usefixtures("aws")
-def test_an_instance_with_too_little_memory_is_refused_and_another_named() -> None:
-    options = parse(["--on", "t3.small", "--target", "trn1", "--dry_run"])
-    assert_refused(lambda: plan(Aws(REGION), options), ["2 GiB", "r7i.xlarge"])
-
-
-@pytest.mark.extended
-@pytest.mark.usefixtures("aws")
 @pytest.mark.parametrize(
     ("flags", "store", "graphs"),
     [
@@ -250,33 +244,26 @@ def test_the_host_of_a_neuron_build_has_its_image_and_may_write_to_its_stores(
     assert host.parameters == {"Purpose": "build", "Store": store, "Graphs": graphs}
     assert host.image == NEURON_IMAGE, "whatever the instance is"
     assert host.disk_gib == 250
-    other = parse([*words, "--graph_store", "s3://other/g"])
-    assert_refused(lambda: plan(Aws(REGION), other), ["--graph_store s3://other/g"])
+    for more, shown in (
+        (["--graph_store", "s3://other/g"], ["--graph_store s3://other/g"]),
+        (["--on", "t3.small"], ["2 GiB", "r7i.xlarge"]),
+    ):
+        assert_refused(partial(plan, Aws(REGION), parse([*words, *more])), shown)
 
 
 @pytest.mark.parametrize(
-    ("flags", "instance", "model", "words"),
+    ("draft", "instance", "model", "words"),
     [
-        (
-            {},
-            "trn1.2xlarge",
-            "acme/m@1",
-            "--target_model=acme/m@1 --draft=copy --device=neuron",
-        ),
-        ({}, "c7i.2xlarge", None, "--device=cpu"),
-        (
-            {"draft_model": "acme/d"},
-            "g6.xlarge",
-            "acme/m@1",
-            "--target_model=acme/m@1 --draft_model=acme/d --device=cuda",
-        ),
+        (None, "trn1.2xlarge", "acme/m@1", "--target_model=acme/m@1 --draft=copy --device=neuron"),
+        (None, "c7i.2xlarge", None, "--device=cpu"),
+        ("d", "g6.xlarge", "m@1", "--target_model=m@1 --draft_model=d --device=cuda"),
     ],
 )
 def test_a_proof_on_an_instance_is_a_command_that_the_instance_understands(
-    flags: dict[str, Any], instance: str, model: str | None, words: str
+    draft: str | None, instance: str, model: str | None, words: str
 ) -> None:
-    kind = InstanceKind(instance)
-    outrider, verb, *given = words_on_host(ProofOptions(**flags), kind, model, "float32")
+    options, kind = ProofOptions(draft_model=draft), InstanceKind(instance)
+    outrider, verb, *given = words_on_host(options, kind, model, "float32")
     words += f" --dtype=float32 --out={RESULTS}/float32"
     assert (outrider, verb, " ".join(given)) == ("outrider", "prove", words)
     parse_measuring("prove", given)

@@ -243,17 +243,3 @@ def test_the_command_refuses_in_one_line_without_an_empty_table(
     refusal = run("deploy", "prices", *flags.split())
     (line,) = refusal.err.splitlines()
     assert (refusal.code, refusal.out, says in line) == (1, "", True)
-
-
-@pytest.mark.skipif(
-    "LIVE_AWS" not in os.environ,
-    reason="asks AWS: set LIVE_AWS=1, with credentials in ~/.aws",
-)
-def test_the_bundled_price_is_near_what_aws_says_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    import pwd
-
-    monkeypatch.setenv("HOME", pwd.getpwuid(os.getuid()).pw_dir)
-    bundled = InstancePrices(live=False).find(*TRN1).usd_per_hour
-    said = InstancePrices().find(*TRN1)
-    assert said.source == "AWS price list"
-    assert said.usd_per_hour == pytest.approx(bundled, rel=0.2)
