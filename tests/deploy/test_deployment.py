@@ -46,9 +46,7 @@ from tests.support.repository import tool
     ("name", "kind", "image"),
     [
         ("trn1.2xlarge", "neuron", NEURON_IMAGE),
-        ("trn1n.32xlarge", "neuron", NEURON_IMAGE),
-        ("inf2.xlarge", "neuron", NEURON_IMAGE),
-        ("trn2.48xlarge", "neuron", NEURON_IMAGE),
+        *((name, "neuron", NEURON_IMAGE) for name in ("trn1n.32xlarge", "inf2.xlarge", "trn2.x")),
         ("g6.xlarge", "cuda", "/x86_64/base-oss-nvidia"),
         ("g5g.xlarge", "cuda", "/arm64/base-oss-nvidia"),
         ("p5.48xlarge", "cuda", "/x86_64/base-oss-nvidia"),
@@ -208,14 +206,12 @@ def test_a_role_writes_to_its_builds_own_prefixes_and_reads_no_secrets_but_its_o
 
 
 def test_a_host_follows_its_options() -> None:
-    served: dict[str, Any] = {"artifact": "s3://bkt/p", "digest": "0" * 64}
-    options = UpOptions(instance="trn2.3xlarge", **served, image="/own/image")
-    assert options.host("us-east-1").image == "/own/image"
+    served = {"artifact": "s3://bkt/p", "digest": "0" * 64}
+    assert UpOptions(instance="trn2.3xlarge", **served, image="/own").host(REGION).image == "/own"
     options = UpOptions(instance="c7i.large", model="s3://models/qwen", digest="0" * 64)
-    assert options.bucket_name("1", "us-east-1") == "models"
-    assert options.served == "0" * 64
+    assert (options.bucket_name("1", REGION), options.served) == ("models", "0" * 64)
     options = UpOptions(instance="c7i.large", subnet="subnet-1", private=True)
-    assert options.host("us-east-1").template_parameters["Private"] == "true"
+    assert options.host(REGION).template_parameters["Private"] == "true"
 
 
 def test_a_schedule_outside_the_instance_ends_it_at_its_lifetime_and_can_do_nothing_else() -> None:
