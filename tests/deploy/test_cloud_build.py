@@ -124,18 +124,10 @@ def test_an_artefact_that_was_built_there_is_brought_here_and_the_instance_is_go
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Qwen's models for everybody and acme/gated for who has TOKEN, of the size of Qwen2.5-7B."""
-    sizes = {
-        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu",
-        "hidden_size": 3584, "intermediate_size": 18944, "max_position_embeddings": 32768,
-        "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4,
-        "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16", "vocab_size": 152064,
-    }  # fmt: skip
-    (tmp_path / "shape").mkdir()
-    (tmp_path / "shape" / "config.json").write_text(json.dumps(sizes))
+    """Qwen's models for everybody and acme/gated for who has TOKEN, all of the size of an 8B."""
     names = ["Qwen/Qwen2.5-7B-Instruct", "acme/gated"]
-    with hub_server(dict.fromkeys(names, tmp_path / "shape"), gated="acme/gated") as address:
+    shape = ROOT / "docs/shapes/llama-3.1-8b"
+    with hub_server(dict.fromkeys(names, shape), gated="acme/gated") as address:
         use_hub(address, tmp_path, monkeypatch)
         yield
 
