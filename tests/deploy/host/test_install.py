@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -156,26 +155,9 @@ def closure(wanted: Iterable[str]) -> set[str]:
     return {name for name, _ in found}
 
 
-def legacy_recipe() -> list[str]:
-    """What the recipe for older images asks pip for, torch included."""
-    page = (ROOT / "docs/neuron-reference.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r'(?m)^python3 -c "(.*)" \\$', page)
-    printed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split("\n")
-    assert not any(line.startswith("torch") for line in printed)
-    return [*filter(None, printed), "torch"]
-
-
-@pytest.mark.parametrize(
-    "way", ["the page", pytest.param("the recipe for older images", marks=pytest.mark.extended)]
-)
-def test_every_module_imports_with_the_pages_packages_alone(way: str, tmp_path: Path) -> None:
-    wanted = legacy_recipe()
-    if way == "the page":
-        line = asked_by(line_of("docs/trainium.md"), tmp_path, AWS_BRINGS)
-        wanted = [name.replace(".", "outrider", 1) for name in line if name.startswith(".")]
-    here = closure(wanted)
+def test_every_module_imports_with_the_pages_packages_alone(tmp_path: Path) -> None:
+    line = asked_by(line_of("docs/trainium.md"), tmp_path, AWS_BRINGS)
+    here = closure(name.replace(".", "outrider", 1) for name in line if name.startswith("."))
     refused = [
         module
         for module, owners in metadata.packages_distributions().items()
