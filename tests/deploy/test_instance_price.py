@@ -105,36 +105,25 @@ def test_a_throttled_call_leaves_the_bundled_price_and_the_next_is_made(
 PRICE_LIST, SPOT = "GetProducts", "DescribeSpotPriceHistory"
 
 
-@pytest.mark.parametrize(
-    "silent", [(PRICE_LIST, "us-east-1"), (SPOT, "us-west-2"), (SPOT, "us-east-1"), None]
-)
 def test_refused_credentials_silence_no_other_price_and_are_not_tried_again(
-    silent: tuple[str, str] | None, calls: AwsAccount
+    calls: AwsAccount,
 ) -> None:
-    def reply(account: AwsAccount, _request: object) -> dict[str, Any]:
-        call = (account.calls[-1], account.region)
-        called.append(call)
-        if call == silent:
-            refused("ExpiredToken")(account, {})
+    def spot(account: AwsAccount, request: dict[str, Any]) -> dict[str, Any]:
+        if account.region == "us-west-2":
+            refused("ExpiredToken")(account, request)
         row = {"SpotPrice": "0.5", "ProductDescription": "Linux/UNIX", "Timestamp": NOW}
-        history = [row | {"AvailabilityZone": "a"}]
-        return {"PriceList": [hourly(FAR, "1.4")], "SpotPriceHistory": history}
+        return {"SpotPriceHistory": [row | {"AvailabilityZone": "a"}]}
 
-    called: list[tuple[str, str]] = []
-    calls.faults = {PRICE_LIST: reply, SPOT: reply}
+    calls.faults = {PRICE_LIST: refused("ExpiredToken"), SPOT: spot}
+    prices, markets = InstancePrices(), ("on-demand", "spot")
+    for market in (*markets, *markets):
+        assert_refused(partial(prices.find, *FAR, market), ["ExpiredToken"], NoPrice)
+        assert prices.find(*TRN1, "spot").usd_per_hour == 0.5
+    assert (calls.calls.count(PRICE_LIST), calls.calls.count(SPOT)) == (1, 1 + 4)
+    calls.faults[PRICE_LIST] = lambda *_: {"PriceList": [hourly(FAR, "1.4")]}
     prices = InstancePrices()
-    finds: dict[tuple[str, str], tuple[tuple[str, str], Market]] = {
-        (PRICE_LIST, "us-east-1"): (FAR, "on-demand"),
-        (SPOT, "us-west-2"): (FAR, "spot"),
-        (SPOT, "us-east-1"): (TRN1, "spot"),
-    }
-    for _ in range(2):
-        for call, (instance, market) in finds.items():
-            if call == silent:
-                assert_refused(partial(prices.find, *instance, market), ["ExpiredToken"], NoPrice)
-            else:
-                assert prices.find(*instance, market).usd_per_hour in (0.5, 1.4)
-    assert silent is None or called.count(silent) == 1
+    assert_refused(partial(prices.find, *FAR, "spot"), ["ExpiredToken"], NoPrice)
+    assert prices.find(*FAR).usd_per_hour == 1.4
 
 
 def test_without_credentials_the_bundled_price_holds_and_a_note_says_why_once(
