@@ -150,6 +150,9 @@ def cloud_commands() -> list[list[str]]:
 def test_the_commands_of_the_page_build_start_and_remove_a_target(
     aws: AwsAccount, words: list[str], tmp_path: Path, run: Run
 ) -> None:
+    write_manifest(tmp_path, manifest := trn1_manifest())
+    digest, bucket = manifest.digest(), ""
+
     def work(host_bucket: str, prefix: str) -> None:
         nonlocal bucket
         bucket, key = host_bucket, f"artefacts/manifests/{digest}.json"
@@ -157,8 +160,6 @@ def test_the_commands_of_the_page_build_start_and_remove_a_target(
         report(bucket, prefix, "built", digest)
 
     wheel = words[words.index("--wheel") :][:2]
-    write_manifest(tmp_path, manifest := trn1_manifest())
-    digest, bucket = manifest.digest(), ""
     on_host(aws, work)
     commands = cloud_commands()
     assert {command[0] for command in commands} >= {"compile", "deploy"}

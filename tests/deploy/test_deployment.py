@@ -206,7 +206,7 @@ def test_a_role_writes_to_its_builds_own_prefixes_and_reads_no_secrets_but_its_o
 
 
 def test_a_host_follows_its_options() -> None:
-    served = {"artifact": "s3://bkt/p", "digest": "0" * 64}
+    served: dict[str, Any] = {"artifact": "s3://bkt/p", "digest": "0" * 64}
     assert UpOptions(instance="trn2.3xlarge", **served, image="/own").host(REGION).image == "/own"
     options = UpOptions(instance="c7i.large", model="s3://models/qwen", digest="0" * 64)
     assert (options.bucket_name("1", REGION), options.served) == ("models", "0" * 64)

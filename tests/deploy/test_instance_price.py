@@ -115,8 +115,8 @@ def test_refused_credentials_silence_no_other_price_and_are_not_tried_again(
         return {"SpotPriceHistory": [row | {"AvailabilityZone": "a"}]}
 
     calls.faults = {PRICE_LIST: refused("ExpiredToken"), SPOT: spot}
-    prices, markets = InstancePrices(), ("on-demand", "spot")
-    for market in (*markets, *markets):
+    prices, markets = InstancePrices(), list[Market](["on-demand", "spot"])
+    for market in markets * 2:
         assert_refused(partial(prices.find, *FAR, market), ["ExpiredToken"], NoPrice)
         assert prices.find(*TRN1, "spot").usd_per_hour == 0.5
     assert (calls.calls.count(PRICE_LIST), calls.calls.count(SPOT)) == (1, 1 + 4)

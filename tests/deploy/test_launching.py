@@ -156,7 +156,7 @@ def test_a_refusal_of_aws_says_what_to_do_and_leaves_no_instance(
 def test_a_proxys_page_in_place_of_an_answer_of_aws_is_told_in_one_line(
     up: list[str], deploy: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (200, {}, "<html>\nlog in<br>\n")
+    page: tuple[int, dict[str, str], str] = (200, {}, "<html>\nlog in<br>\n")
     with monkeypatch.context() as proxy:
         proxy.setattr("moto.core.botocore_stubber.BotocoreStubber.process_request", lambda *_: page)
         deploy(*up).assert_failed("AWS cannot be reached: Unable to")

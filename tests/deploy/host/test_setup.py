@@ -127,11 +127,12 @@ def test_what_the_unit_starts_serves_only_who_has_the_key_and_drains_on_sigterm(
         address, authority = f"localhost:{of.port}", str(credentials / "ca.pem")
         with pytest.raises(outrider.OutriderError, match="token"):
             outrider.connect(address, tls_ca=authority, draft=False)
-        token, asked = str(credentials / "token"), {"max_tokens": 16, "seed": 1, "temperature": 0.7}
+        token = str(credentials / "token")
+        asked: dict[str, Any] = {"max_tokens": 16, "seed": 1, "temperature": 0.7}
         with outrider.connect(address, tls_ca=authority, token_file=token, draft=False) as engine:
-            served = engine.generate("def main():", **asked)  # type: ignore[arg-type]
+            served = engine.generate("def main():", **asked)
         with outrider.serve(port=0) as here, outrider.connect(here.address, draft=False) as engine:
-            assert served.text == engine.generate("def main():", **asked).text  # type: ignore[arg-type]
+            assert served.text == engine.generate("def main():", **asked).text
         (condition,) = read_unit(units / "outrider-idle.service")["ExecCondition"]
         for name, value in variables((host.root / "etc/outrider/host.env").read_text()).items():
             condition = condition.replace(f"${{{name}}}", value)
