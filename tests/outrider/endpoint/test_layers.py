@@ -15,7 +15,6 @@ from tests.support.wire_fixtures import WAIT
 PROMPT = "def main():"
 NAME = "outrider-embedded-target"
 FUNCTION = ADD["function"]
-FLAT = {"type": "function", "strict": True, **FUNCTION}
 RESULT = [
     {"role": "user", "content": [{"type": "input_text", "text": "1 and 2"}]},
     {"role": "assistant", "content": "I add."},
@@ -49,83 +48,65 @@ def post(http: httpx.Client, path: str, **asked: Any) -> dict[str, Any]:
     return body
 
 
-def chat(http: httpx.Client, **asked: Any) -> dict[str, Any]:
+SYSTEM, USER = {"role": "system", "content": "Be."}, {"role": "user", "content": PROMPT}
+
+
+def chat(http: httpx.Client) -> dict[str, Any]:
     """The answer of the chat that the layers stand on."""
+    asked = {"messages": [SYSTEM, USER], "max_tokens": 20, "logprobs": True, "top_logprobs": 2}
     return post(http, "/v1/chat/completions", **asked)
 
 
-def test_a_response_is_the_chats_text(api: openai.OpenAI, http: httpx.Client) -> None:
-    system, user = {"role": "system", "content": "Be."}, {"role": "user", "content": PROMPT}
-    theirs = chat(http, messages=[system, user], max_tokens=20)
-    ours = api.responses.create(
-        model=NAME, instructions="Be.", input=PROMPT, max_output_tokens=20, temperature=0
-    )
+def test_a_response_is_the_chats_text_with_its_log_probabilities(
+    api: openai.OpenAI, http: httpx.Client
+) -> None:
+    theirs = chat(http)
+    words = [token["token"] for token in theirs["choices"][0]["logprobs"]["content"]]
+    asked: dict[str, Any] = {
+        "model": NAME,
+        "instructions": "Be.",
+        "input": PROMPT,
+        "max_output_tokens": 20,
+        "temperature": 0,
+        "top_logprobs": 2,
+        "include": ["message.output_text.logprobs"],
+    }
+    ours: Any = api.responses.create(**asked)
     assert ours.output_text == theirs["choices"][0]["message"]["content"]
-    assert ours.status == "incomplete"
-    assert ours.incomplete_details is not None
-    assert ours.incomplete_details.reason == "max_output_tokens"
-    assert ours.usage is not None
+    assert (ours.status, ours.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert ours.usage.input_tokens == theirs["usage"]["prompt_tokens"]
     assert ours.usage.output_tokens == 20
+    told = ours.output[0].content[0].logprobs
+    assert [token.token for token in told] == words
+    assert all(len(token.top_logprobs) == 2 for token in told)
+    events: list[Any] = list(api.responses.create(**asked, stream=True))
+    streamed = [event.logprobs for event in events if event.type == "response.output_text.delta"]
+    assert [token.token for part in streamed for token in part] == words
 
 
 def test_a_response_streams_its_items(api: openai.OpenAI) -> None:
     asked: dict[str, Any] = {
         "model": NAME,
         "input": RESULT,
-        "tools": [FLAT],
+        "tools": [{"type": "function", "strict": True, **FUNCTION}],
         "tool_choice": "required",
         "parallel_tool_calls": False,
         "temperature": 0,
     }
     whole = api.responses.create(**asked)
     with api.responses.stream(**asked) as stream:
-        kinds = [event.type for event in stream]
+        kinds = [event.type.removeprefix("response.") for event in stream]
         streamed = stream.get_final_response()
     (call,), (made,) = whole.output, streamed.output
     assert call.type == made.type == "function_call"
     assert (made.name, made.arguments) == (call.name, call.arguments)
     assert json.loads(call.arguments)["y"] in (1, 2)
-    assert kinds[:3] == [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-    ]
-    assert kinds[-3:] == [
-        "response.function_call_arguments.done",
-        "response.output_item.done",
-        "response.completed",
-    ]
+    assert kinds[:3] == ["created", "in_progress", "output_item.added"]
+    assert kinds[-3:] == ["function_call_arguments.done", "output_item.done", "completed"]
     assert whole.store is False
-
-
-def test_a_response_tells_log_probabilities_where_they_are_included(
-    api: openai.OpenAI, http: httpx.Client
-) -> None:
-    user = {"role": "user", "content": PROMPT}
-    theirs = chat(http, messages=[user], max_tokens=9, logprobs=True, top_logprobs=2)
-    words = [one["token"] for one in theirs["choices"][0]["logprobs"]["content"]]
-    asked: dict[str, Any] = {
-        "model": NAME,
-        "input": PROMPT,
-        "max_output_tokens": 9,
-        "temperature": 0,
-        "top_logprobs": 2,
-        "include": ["message.output_text.logprobs"],
-    }
-    whole: Any = api.responses.create(**asked)
-    told = whole.output[0].content[0].logprobs
-    assert [one.token for one in told] == words
-    assert all(len(one.top_logprobs) == 2 for one in told)
-    events: list[Any] = list(api.responses.create(**asked, stream=True))
-    streamed = [one.logprobs for one in events if one.type == "response.output_text.delta"]
-    assert [one.token for part in streamed for one in part] == words
-
-
-def test_a_response_has_the_form_that_was_asked_for(api: openai.OpenAI) -> None:
     form: Any = {"type": "json_schema", "name": "sum", "schema": FUNCTION["parameters"]}
-    made = api.responses.create(model=NAME, input=PROMPT, text={"format": form}, temperature=0)
-    assert json.loads(made.output_text)["y"] in (1, 2)
+    formed = api.responses.create(model=NAME, input=PROMPT, text={"format": form}, temperature=0)
+    assert json.loads(formed.output_text)["y"] in (1, 2)
 
 
 def message(http: httpx.Client, **asked: Any) -> dict[str, Any]:
@@ -133,19 +114,18 @@ def message(http: httpx.Client, **asked: Any) -> dict[str, Any]:
 
 
 def test_a_message_is_the_chats_text(http: httpx.Client) -> None:
-    system, user = {"role": "system", "content": "Be."}, {"role": "user", "content": PROMPT}
-    theirs = chat(http, messages=[system, user], max_tokens=20)
+    theirs = chat(http)
     told = theirs["choices"][0]["message"]["content"]
-    ours = message(http, system="Be.", messages=[user], max_tokens=20)
+    asked: dict[str, Any] = {"system": "Be.", "messages": [USER]}
+    ours = message(http, **asked, max_tokens=20)
     assert ours["content"] == [{"type": "text", "text": told}]
     assert (ours["stop_reason"], ours["stop_sequence"]) == ("max_tokens", None)
     usage = ours["usage"]
     counted = usage["input_tokens"] + usage["cache_read_input_tokens"]
     assert counted == theirs["usage"]["prompt_tokens"]
-    count = post(http, "/v1/messages/count_tokens", system="Be.", messages=[user])
-    assert count == {"input_tokens": counted}
+    assert post(http, "/v1/messages/count_tokens", **asked) == {"input_tokens": counted}
     stop = told[5:9]
-    ended = message(http, system="Be.", messages=[user], max_tokens=20, stop_sequences=[stop])
+    ended = message(http, **asked, max_tokens=20, stop_sequences=[stop])
     assert (ended["stop_reason"], ended["stop_sequence"]) == ("stop_sequence", stop)
 
 
@@ -156,14 +136,14 @@ def test_a_message_streams_its_blocks(http: httpx.Client) -> None:
     (use,) = message(http, **asked)["content"]
     assert (use["type"], use["name"]) == ("tool_use", "add")
     streamed = {"temperature": 0, "stream": True}
-    data = stream_data(http.post("/v1/messages", json=asked | streamed))
-    assert [one["type"] for one in data if one["type"] != "content_block_delta"] == [
+    events = stream_data(http.post("/v1/messages", json=asked | streamed))
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    assert [event["type"] for event in events if event.get("delta") not in deltas] == [
         "message_start",
         "content_block_start",
         "content_block_stop",
         "message_delta",
         "message_stop",
     ]
-    parts = [one["delta"]["partial_json"] for one in data if one["type"] == "content_block_delta"]
-    assert json.loads("".join(parts)) == use["input"]
-    assert data[-2]["delta"]["stop_reason"] == "tool_use"
+    assert json.loads("".join(delta["partial_json"] for delta in deltas)) == use["input"]
+    assert events[-2]["delta"]["stop_reason"] == "tool_use"

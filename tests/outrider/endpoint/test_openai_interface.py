@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -18,44 +17,31 @@ from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_runner import TextRunner
 from outrider.options.roles import ServeRole, TargetRole
 from outrider.target.target import load_target
-from tests.outrider.endpoint.conftest import http_server, opened, own, page_events
-from tests.support.wire_fixtures import WAIT, free_port
+from tests.outrider.endpoint.conftest import http_server, opened, own
+from tests.support.wire_fixtures import free_port
 
 PROMPT = "def main():"
 CHAT: Any = [{"role": "user", "content": PROMPT}]
 
 
-def made(api: openai.OpenAI, streamed: bool, **asked: Any) -> tuple[str, str]:
-    """The text of a completion, and why it ended."""
-    answer: Any = api.completions.create(model="", stream=streamed, **asked)
-    chunks = list(answer) if streamed else [answer]
-    text = "".join(chunk.choices[0].text for chunk in chunks)
-    return text, chunks[-1].choices[0].finish_reason
-
-
-def test_a_chat_has_the_models_template_and_right_counts(
+def test_a_chat_ends_with_reason_counts_and_speculation_streamed_or_not(
     api: openai.OpenAI, texts: TextRunner
 ) -> None:
-    answer = api.chat.completions.create(
-        model="outrider-embedded-target", messages=CHAT, temperature=0, max_completion_tokens=12
-    )
+    asked: dict[str, Any] = {"messages": CHAT, "temperature": 0, "max_completion_tokens": 30}
+    answer = api.chat.completions.create(model="outrider-embedded-target", **asked)
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == len(texts.client.tokenizer.encode_chat(CHAT))
-    assert answer.usage.completion_tokens == 12
-    assert answer.choices[0].finish_reason == "length"
-    assert answer.choices[0].message.role == "assistant"
-
-
-def test_a_streamed_chat_ends_with_reason_counts_and_speculation(api: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"messages": CHAT, "temperature": 0, "max_tokens": 30, "stream": True}
-    asked["stream_options"] = {"include_usage": True}
-    chunks = list(api.chat.completions.create(model="", **asked))
+    (choice,) = answer.choices
+    assert (choice.message.role, choice.finish_reason) == ("assistant", "length")
+    *chunks, last = api.chat.completions.create(
+        model="", stream=True, stream_options={"include_usage": True}, **asked
+    )
     assert chunks[0].choices[0].delta.role == "assistant"
-    assert chunks[-2].choices[0].finish_reason == "length"
-    last = chunks[-1]
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert (said, chunks[-1].choices[0].finish_reason) == (choice.message.content, "length")
     assert last.choices == []
     assert last.usage is not None
-    assert last.usage.completion_tokens == 30
+    assert last.usage.completion_tokens == answer.usage.completion_tokens == 30
     counts = last.model_dump()["metrics"]["speculative_decoding"]
     histogram = counts["acceptance_histogram"]
     assert sum(histogram) == counts["num_spec_steps"]
@@ -84,41 +70,30 @@ def test_a_stop_string_across_tokens_ends_the_text_and_is_left_out(
     asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 30, "temperature": 0}
     whole = own(texts, **asked).text
     stop = whole[12:31]
-    text = made(api, streamed, **asked, stop=[stop, "never there"])
-    assert text == (whole[: whole.index(stop)], "stop")
-
-
-@pytest.mark.extended
-def test_32_streams_at_once_are_the_targets_own_texts(server: str, texts: TextRunner) -> None:
-    client = openai.OpenAI(base_url=f"{server}/v1", api_key="x", max_retries=0, timeout=120)
-    asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 24, "temperature": 1}
-    with ThreadPoolExecutor(32) as pool:
-        answers = list(pool.map(lambda seed: made(client, True, seed=seed, **asked), range(32)))
-    assert answers == [(own(texts, seed=seed, **asked).text, "length") for seed in range(32)]
-
-
-def test_a_prompt_that_comes_again_is_counted_as_cached(server: str) -> None:
-    asked = {"prompt": "def again(x):\n    return x\n" * 8, "max_tokens": 2, "temperature": 0}
-    first, second = (
-        httpx.post(f"{server}/v1/completions", json=asked, timeout=WAIT).json()["usage"]
-        for _ in range(2)
+    answer: Any = api.completions.create(
+        model="", stream=streamed, stop=[stop, "never there"], **asked
     )
-    assert set(first["prompt_tokens_details"]) == {"cached_tokens"}
-    assert 0 < second["prompt_tokens_details"]["cached_tokens"] <= second["prompt_tokens"]
-    assert httpx.get(f"{server}/v1/models").json()["data"][0]["created"] > 0
+    chunks = list(answer) if streamed else [answer]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole[: whole.index(stop)]
+    assert chunks[-1].choices[0].finish_reason == "stop"
 
 
-def test_models_health_metrics_and_version_answer(http: httpx.Client) -> None:
+def test_models_health_metrics_version_and_cached_tokens_are_told(http: httpx.Client) -> None:
     (model,) = http.get("/v1/models").json()["data"]
     assert model["id"] == "outrider-embedded-target"
+    assert model["created"] > 0
     assert http.get(f"/v1/models/{model['id']}").json() == model
     assert http.get("/v1/models/another").status_code == 404
     assert http.get("/health").status_code == 200
-    told = http.get("/metrics").text
-    assert "vllm:generation_tokens_total" in told
+    metrics = http.get("/metrics").text
+    assert "vllm:generation_tokens_total" in metrics
     for idle in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
-        assert re.search(rf"^vllm:{idle}{{.*}} 0.0$", told, re.MULTILINE)
+        assert re.search(rf"^vllm:{idle}{{.*}} 0.0$", metrics, re.MULTILINE)
     assert http.get("/version").json()["version"]
+    asked = {"prompt": "def again(x):\n    return x\n" * 8, "max_tokens": 2}
+    first, second = (http.post("/v1/completions", json=asked).json()["usage"] for _ in range(2))
+    assert set(first["prompt_tokens_details"]) == {"cached_tokens"}
+    assert 0 < second["prompt_tokens_details"]["cached_tokens"] <= second["prompt_tokens"]
 
 
 def test_a_key_is_needed_where_there_are_keys(manager: TargetManager) -> None:
@@ -167,16 +142,6 @@ def test_without_a_target_requests_are_told_why_and_the_target_is_found_when_it_
         with BackgroundServer(load_target(TargetRole(port=port, batch=1))):
             asked = {"prompt": PROMPT, "max_tokens": 2}
             assert httpx.post(f"{address}/v1/completions", json=asked, timeout=30).is_success
-
-
-def test_the_page_hears_who_named_each_token(http: httpx.Client, texts: TextRunner) -> None:
-    asked = {"messages": CHAT, "max_tokens": 24}
-    events = page_events(http, asked)
-    assert {"piece", "tokens", "figures", "end"} <= {kind for kind, _ in events}
-    text = "".join(data["text"] for kind, data in events if kind == "piece")
-    assert text == own(texts, PROMPT, max_tokens=24, temperature=0).text
-    end = events[-1][1]
-    assert (end["tokens"], end["reason"]) == (24, "length")
 
 
 def test_a_fault_within_a_stream_becomes_an_event(
