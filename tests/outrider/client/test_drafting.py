@@ -9,23 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
-import tokenizers
-from tokenizers import decoders, models
 
 from grpc_comm.server.server import BackgroundServer
 from inference.errors import InvalidRequest, OutriderError, Unavailable
-from inference.loop.decode import TargetSession
-from inference.order import Progress
-from inference.proposer import NOBODY
-from inference.text.stream import TokenBytes
-from inference.text_log import Traffic
-from outrider.client.client import Client, open_client
+from outrider.client.client import open_client
 from outrider.client.drafting import DraftLoader
-from outrider.client.watching import TextEvent, Watcher
 from outrider.models.found_model import EMBEDDED
 from outrider.options.roles import SharedClientRole, TargetRole
 from outrider.processes import BACKGROUND
@@ -144,21 +134,3 @@ def test_a_command_ends_with_its_own_code_while_a_draft_loads() -> None:
         timeout=WAIT,
     )
     assert (made.returncode, made.stdout) == (3, "text\n")
-
-
-WORDS = ["▁def", "▁f", "(", "</s>"]
-
-
-def test_each_token_keeps_its_leading_space() -> None:
-    rules = tokenizers.Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}))
-    rules.decoder = decoders.Metaspace()
-    rules.add_special_tokens(WORDS[3:])
-    assert rules.decode([1]) == "f"
-    committed = Progress(tokens=(0, 1, 2, 3), proposers=(NOBODY,) * 4)
-    client: Any = SimpleNamespace(tokenizer=SimpleNamespace(token_bytes=TokenBytes(rules).of))
-    session: Any = SimpleNamespace(traffic=Traffic(), receive=lambda _timeout: committed)
-    events = list[TextEvent]()
-    watcher = Watcher(cast(Client, client), events.append)
-    watcher.watch(cast(TargetSession, session)).receive(0.0)
-    ((_, data),) = events
-    assert data["texts"] == [" def", " f", "(", "</s>"]

@@ -27,7 +27,6 @@ from outrider.endpoint.text_runner import TextRunner
 from outrider.text.parameters import Parameters
 from outrider.text.prompts import SLICE, PromptTooLong, make_request
 from tests.support.refusals import assert_refused
-from tests.support.wire_fixtures import WAIT
 
 JSON = {"Content-Type": "application/json"}
 TEXT, CHAT, PAGE = "/v1/completions", "/v1/chat/completions", "/page/texts"
@@ -149,34 +148,33 @@ REFUSED: dict[str, list[Refused]] = {
 
 
 @pytest.mark.parametrize("path", REFUSED)
-def test_what_is_not_served_is_refused_in_the_interfaces_shape(server: str, path: str) -> None:
+def test_what_is_not_served_is_refused_in_the_interfaces_shape(
+    http: httpx.Client, path: str
+) -> None:
     """Streamed or not; a body that is given whole says so itself."""
-    with httpx.Client(base_url=server, timeout=WAIT) as http:
-        for row in REFUSED[path]:
-            body, param, shown, code, status = row
-            bodies = (
-                [{"content": body, "headers": JSON}]
-                if isinstance(body, bytes)
-                else [{"json": SHORT[path] | {"stream": on} | body} for on in (False, True)]
-            )
-            kind = "invalid_request_error"
-            if path == MESSAGES and status == 404:
-                kind = "not_found_error"
-            for sent in bodies:
-                answer = http.post(path, **sent)
-                error = answer.json()["error"]
-                assert (answer.status_code, error["type"]) == (status, kind), row
-                assert error["message"], row
-                assert shown in error["message"], row
-                assert "\n" not in error["message"], row
-                if path == MESSAGES:
-                    assert answer.json()["type"] == "error"
-                    continue
-                assert code in (None, error["code"]), row
-                assert isinstance(body, bytes) or error["param"] == param, row
+    for row in REFUSED[path]:
+        body, param, shown, code, status = row
+        bodies: list[dict[str, Any]] = (
+            [{"content": body, "headers": JSON}]
+            if isinstance(body, bytes)
+            else [{"json": SHORT[path] | {"stream": on} | body} for on in (False, True)]
+        )
+        kind = "not_found_error" if (path, status) == (MESSAGES, 404) else "invalid_request_error"
+        for sent in bodies:
+            answer = http.post(path, **sent)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"]) == (status, kind), row
+            assert error["message"], row
+            assert shown in error["message"], row
+            assert "\n" not in error["message"], row
+            if path == MESSAGES:
+                assert answer.json()["type"] == "error"
+                continue
+            assert code in (None, error["code"]), row
+            assert isinstance(body, bytes) or error["param"] == param, row
 
 
-def test_what_asks_for_nothing_and_what_is_unknown_is_no_refusal(server: str) -> None:
+def test_what_asks_for_nothing_and_what_is_unknown_is_no_refusal(http: httpx.Client) -> None:
     parts = [SAID | {"content": [{"type": "text", "text": "def main():"}]}]
     silent = [SAID, {"role": "assistant", "content": None}, SAID]
     for more in (
@@ -185,55 +183,51 @@ def test_what_asks_for_nothing_and_what_is_unknown_is_no_refusal(server: str) ->
         {"messages": silent, "stream_options": {"include_usage": None}},
         {"user": "alice", "some_other_field": 1, "frequency_penalty": 0},
     ):
-        assert httpx.post(f"{server}{CHAT}", json=SHORT[CHAT] | more).status_code == 200
+        assert http.post(CHAT, json=SHORT[CHAT] | more).status_code == 200
     for name, values in NEUTRAL.items():
         for value in (None, *values):
             assert ChatRequest.model_validate({"messages": [SAID], name: value})
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [("POST", "/v1/embeddings"), ("GET", "/v1/completions"), ("POST", "/api/chat"), ("GET", "/x")],
-)
-def test_a_route_that_is_not_served_is_named(server: str, method: str, path: str) -> None:
-    answer = httpx.request(method, f"{server}{path}", json={})
-    assert answer.status_code == 404
-    message = answer.json()["error"]["message"]
-    assert message == f"{method} {path} is not served: see /openapi.json"
-
-
-@pytest.mark.parametrize("chunked", [False, True])
-@pytest.mark.parametrize("path", SHORT)
-def test_a_body_beyond_the_bound_is_refused(server: str, path: str, chunked: bool) -> None:
-    body = b" " * (MAX_BODY_BYTES + 1)
-    content = iter([body[: MAX_BODY_BYTES // 2], body[MAX_BODY_BYTES // 2 :]]) if chunked else body
-    answer = httpx.post(f"{server}{path}", content=content, headers=JSON)
-    assert answer.status_code == 413
-    assert str(MAX_BODY_BYTES) in answer.json()["error"]["message"]
-
-
-def test_a_missing_header_is_named_and_what_was_sent_is_not_sent_back(server: str) -> None:
-    answer = httpx.post(f"{server}{TEXT}", content=b'{"prompt": "abc"}')
+def test_a_route_that_is_not_served_and_a_missing_header_are_named(http: httpx.Client) -> None:
+    for method, path in (("POST", "/v1/embeddings"), ("GET", TEXT), ("GET", "/x")):
+        answer = http.request(method, path, json={})
+        assert answer.status_code == 404
+        message = answer.json()["error"]["message"]
+        assert message == f"{method} {path} is not served: see /openapi.json"
+    answer = http.post(TEXT, content=b'{"prompt": "abc"}')
     assert answer.status_code == 400
     assert "Content-Type: application/json" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", SHORT)
+def test_a_body_beyond_the_bound_is_refused(http: httpx.Client, path: str) -> None:
+    body = b" " * (MAX_BODY_BYTES + 1)
+    chunks = iter([body[: MAX_BODY_BYTES // 2], body[MAX_BODY_BYTES // 2 :]])
+    for content in (body, chunks):
+        answer = http.post(path, content=content, headers=JSON)
+        assert answer.status_code == 413
+        assert str(MAX_BODY_BYTES) in answer.json()["error"]["message"]
+
+
+def test_what_was_sent_is_not_sent_back_without_a_bound(http: httpx.Client) -> None:
     for more in ({"stop": ["y" * 4_000_000]}, {"model": "y" * 4_000_000}):
-        answer = httpx.post(f"{server}{TEXT}", json={"prompt": "abc"} | more)
+        answer = http.post(TEXT, json={"prompt": "abc"} | more)
         assert 400 <= answer.status_code < 500
         assert len(answer.content) < 2 * MAX_MESSAGE
 
 
-@pytest.mark.parametrize("path", ["/", "/main.js", "/style.css"])
-def test_the_pages_files_let_no_other_origin_in(server: str, path: str) -> None:
-    answer = httpx.get(f"{server}{path}")
-    assert answer.is_success
-    assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
-    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+def test_the_pages_files_let_no_other_origin_in(http: httpx.Client) -> None:
+    for path in ("/", "/main.js", "/style.css"):
+        answer = http.get(path)
+        assert answer.is_success
+        assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
-@pytest.mark.parametrize("path", ["/..%2fapp.py", "/%2e%2e/app.py", "/../app.py", "//etc/passwd"])
-def test_only_files_of_the_page_are_served(server: str, path: str) -> None:
-    answer = httpx.get(httpx.URL(server).copy_with(raw_path=path.encode()))
-    assert answer.status_code == 404
+def test_only_files_of_the_page_are_served(server: str) -> None:
+    for path in (b"/..%2fapp.py", b"/%2e%2e/app.py", b"/../app.py", b"//etc/passwd"):
+        assert httpx.get(httpx.URL(server).copy_with(raw_path=path)).status_code == 404
 
 
 def test_keys_that_others_may_read_are_refused(tmp_path: Path) -> None:
@@ -283,7 +277,7 @@ def test_a_long_prompt_of_few_tokens_is_made(texts: TextRunner) -> None:
 
 
 def test_too_many_texts_or_messages_are_refused_before_any_is_read(
-    server: str, encoded: list[int]
+    http: httpx.Client, encoded: list[int]
 ) -> None:
     rows: list[tuple[str, dict[str, Any], int]] = [
         (TEXT, {"prompt": ["a"] * 200, "n": 8}, 1600),
@@ -291,6 +285,6 @@ def test_too_many_texts_or_messages_are_refused_before_any_is_read(
         (CHAT, {"messages": [SAID] * (MAX_MESSAGES + 1)}, MAX_MESSAGES),
     ]
     for path, body, shown in rows:
-        answer = httpx.post(f"{server}{path}", json=body)
+        answer = http.post(path, json=body)
         assert (answer.status_code, encoded) == (400, [])
         assert str(shown) in answer.json()["error"]["message"]

@@ -146,25 +146,16 @@ def test_recordings_of_the_page_and_of_this_repository_replay_without_a_target(
         nowhere.click("#close-stage")
 
 
-BAD_EVENT = (
-    '{"format": "outrider-recording", "version": 1, "prompt": "", '
-    '"tracks": [{"name": "a", "events": [["piece", {"at": 0, "text": 7}]]}]}'
-)
-
-
-@pytest.mark.parametrize(
-    ("content", "got"),
-    [
+def test_a_bad_recording_is_refused_with_what_was_got_and_what_is_needed(nowhere: Page) -> None:
+    head = '{"format": "outrider-recording", "version": '
+    track = '{"name": "a", "events": [["piece", {"at": 0, "text": 7}]]}]}'
+    for content, got in (
         ("no", "it is not JSON"),
         ("{}", "its format is null"),
-        ('{"format": "outrider-recording", "version": 2}', "its version is 2"),
-        (BAD_EVENT, "event 1 of track 1"),
-    ],
-)
-def test_a_bad_recording_is_refused_with_what_was_got_and_what_is_needed(
-    nowhere: Page, content: str, got: str
-) -> None:
-    file: Any = {"name": "x.json", "mimeType": "text/json", "buffer": content.encode()}
-    nowhere.set_input_files("#recording", file)
-    for words in (got, "Save recording"):
-        expect(nowhere.locator("#error")).to_contain_text(words)
+        (head + "2}", "its version is 2"),
+        (head + '1, "prompt": "", "tracks": [' + track, "event 1 of track 1"),
+    ):
+        file: Any = {"name": "x.json", "mimeType": "text/json", "buffer": content.encode()}
+        nowhere.set_input_files("#recording", file)
+        for words in (got, "Save recording"):
+            expect(nowhere.locator("#error")).to_contain_text(words)

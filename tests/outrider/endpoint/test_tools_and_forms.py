@@ -63,11 +63,14 @@ def call_and_answer(client: openai.OpenAI) -> None:
     assert call.type == "function"
     assert call.function.name == "add"
     jsonschema_rs.validate(SCHEMA, json.loads(call.function.arguments))
-    with client.chat.completions.stream(**asked) as stream:
-        (streamed,) = stream.get_final_completion().choices
-    assert streamed.message.tool_calls
-    assert streamed.message.tool_calls[0].function.arguments == call.function.arguments
-    assert streamed.finish_reason == "tool_calls"
+    chunks = [chunk.choices[0] for chunk in create(**asked, stream=True)]
+    parts = [chunk.delta.tool_calls[0] for chunk in chunks if chunk.delta.tool_calls]
+    (head, *rest) = (part.function for part in parts if part.function)
+    assert (bool(parts[0].id), head.name, head.arguments) == (True, "add", "")
+    assert {part.name for part in rest} == {None}
+    assert "".join(part.arguments or "" for part in rest) == call.function.arguments
+    assert not any(chunk.delta.content for chunk in chunks)
+    assert chunks[-1].finish_reason == "tool_calls"
     result = {"role": "tool", "tool_call_id": call.id, "content": "3"}
     messages = [*CHAT, choice.message.model_dump(exclude_none=True), result]
     greedy: dict[str, Any] = {"model": "", "max_tokens": 8, "temperature": 0}
@@ -77,19 +80,6 @@ def call_and_answer(client: openai.OpenAI) -> None:
     assert answered.usage
     assert first.usage
     assert answered.usage.prompt_tokens > first.usage.prompt_tokens
-
-
-def test_id_and_name_of_a_call_stream_before_its_arguments(api: openai.OpenAI) -> None:
-    chunks = list(api.chat.completions.create(**CALL, stream=True))
-    deltas = [chunk.choices[0].delta for chunk in chunks]
-    parts = [delta.tool_calls[0] for delta in deltas if delta.tool_calls]
-    assert parts[0].id
-    assert parts[0].function
-    assert (parts[0].function.name, parts[0].function.arguments) == ("add", "")
-    rest = [part.function for part in parts[1:]]
-    assert len(rest) > 1
-    assert all(part and part.name is None for part in rest)
-    assert not any(delta.content for delta in deltas)
 
 
 def test_an_answer_of_a_form_may_stand_in_place_of_a_call(api: openai.OpenAI) -> None:
