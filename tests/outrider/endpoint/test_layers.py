@@ -21,22 +21,12 @@ RESULT = [
     {"type": "function_call", "call_id": "123456789", "name": "add", "arguments": '{"x": 1}'},
     {"type": "function_call_output", "call_id": "123456789", "output": "3"},
 ]
+USE = {"type": "tool_use", "id": "123456789", "name": "add", "input": {"x": 1}}
+USED = {"type": "tool_result", "tool_use_id": "123456789", "content": "3"}
 TURNS = [
     {"role": "user", "content": "1 and 2"},
-    {
-        "role": "assistant",
-        "content": [
-            {"type": "text", "text": "I add."},
-            {"type": "tool_use", "id": "123456789", "name": "add", "input": {"x": 1}},
-        ],
-    },
-    {
-        "role": "user",
-        "content": [
-            {"type": "tool_result", "tool_use_id": "123456789", "content": "3"},
-            {"type": "text", "text": "go on"},
-        ],
-    },
+    {"role": "assistant", "content": [{"type": "text", "text": "I add."}, USE]},
+    {"role": "user", "content": [USED, {"type": "text", "text": "go on"}]},
 ]
 
 

@@ -104,17 +104,6 @@ def test_a_text_that_broke_off_goes_on_by_itself_as_it_would_have(mortal: Begin)
     assert "400 tokens" in made["note"]
 
 
-def test_a_page_that_is_left_in_the_middle_goes_on_when_it_is_opened_again(mortal: Begin) -> None:
-    page = mortal(0.0).page
-    page.reload()
-    before = messages(page)[1]["content"]
-    expect(page.locator("#messages")).to_have_attribute("aria-busy", "true", timeout=PATIENCE)
-    until_idle(page)
-    whole = messages(page)[1]
-    assert whole["content"].startswith(before)
-    assert "400 tokens" in whole["note"]
-
-
 def test_a_text_that_was_stopped_or_cut_goes_on_only_when_told(mortal: Begin) -> None:
     page = mortal(0.0).page
     page.keyboard.press("Escape")
