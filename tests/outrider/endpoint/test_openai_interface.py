@@ -63,21 +63,6 @@ def test_texts_come_in_the_order_of_prompts_and_their_seeds(
     assert answer.usage.completion_tokens == 6 * 8
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-def test_a_stop_string_across_tokens_ends_the_text_and_is_left_out(
-    api: openai.OpenAI, texts: TextRunner, streamed: bool
-) -> None:
-    asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 30, "temperature": 0}
-    whole = own(texts, **asked).text
-    stop = whole[12:31]
-    answer: Any = api.completions.create(
-        model="", stream=streamed, stop=[stop, "never there"], **asked
-    )
-    chunks = list(answer) if streamed else [answer]
-    assert "".join(chunk.choices[0].text for chunk in chunks) == whole[: whole.index(stop)]
-    assert chunks[-1].choices[0].finish_reason == "stop"
-
-
 def test_models_health_metrics_version_and_cached_tokens_are_told(http: httpx.Client) -> None:
     (model,) = http.get("/v1/models").json()["data"]
     assert model["id"] == "outrider-embedded-target"

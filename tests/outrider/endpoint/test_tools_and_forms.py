@@ -100,6 +100,7 @@ SAME: list[dict[str, Any]] = [
     {"presence_penalty": 0.5, "frequency_penalty": 1.2},
     {"repetition_penalty": 1.3, "min_p": 0.05},
     {"min_tokens": 8, "stop_token_ids": [*range(100, 300)]},
+    {"stop": ["rn th", "et(", "process"]},  # one is in the text of each temperature
 ]
 """Fields that are parameters."""
 
