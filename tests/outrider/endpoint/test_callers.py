@@ -183,9 +183,7 @@ def test_a_caller_has_one_new_grammar_at_the_target_and_known_ones_wait_for_nobo
 
 def test_a_text_with_a_new_grammar_waits_for_its_callers_turn(target: str) -> None:
     gate = Event()
-    first, second = (
-        SamplingParams(grammar=Grammar(GrammarKind.REGEX, text)) for text in ("x+", "y")
-    )
+    first, second = (Grammar(GrammarKind.REGEX, text) for text in ("x+", "y{3}"))
 
     async def scene(texts: TextRunner) -> None:
         def text(params: SamplingParams, caller: str) -> Coroutine[Any, Any, list[Completion]]:

@@ -259,7 +259,8 @@ def test_work_on_a_prompt_is_bounded_by_the_sequence_length(
     texts: TextRunner, encoded: list[int]
 ) -> None:
     words, ids = [LONG, "x" * len(LONG)], [3] * 1_000_000
-    for prompt in (*words, ids, [SAID | {"content": LONG}], [SAID] * 2000):
+    prompts: list[Any] = [*words, ids, [SAID | {"content": LONG}], [SAID] * 2000]
+    for prompt in prompts:
         encoded.clear()
         with pytest.raises(PromptTooLong, match="1024") as refused:
             make_request(texts.client.text_model, prompt, Parameters(1))

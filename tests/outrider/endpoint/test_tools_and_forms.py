@@ -21,7 +21,7 @@ from tests.support.tool_families import ADD, STOP, TEMPLATES, with_template
 from tests.support.wire_fixtures import WAIT
 
 PROMPT = "def main():"
-CHAT = [{"role": "user", "content": "add 1 and 2"}]
+CHAT: Any = [{"role": "user", "content": "add 1 and 2"}]
 SCHEMA = ADD["function"]["parameters"]
 CALL: dict[str, Any] = {
     "model": "",
@@ -72,9 +72,10 @@ def call_and_answer(client: openai.OpenAI) -> None:
     assert not any(chunk.delta.content for chunk in chunks)
     assert chunks[-1].finish_reason == "tool_calls"
     result = {"role": "tool", "tool_call_id": call.id, "content": "3"}
-    messages = [*CHAT, choice.message.model_dump(exclude_none=True), result]
+    messages: Any = [*CHAT, choice.message.model_dump(exclude_none=True), result]
     greedy: dict[str, Any] = {"model": "", "max_tokens": 8, "temperature": 0}
-    answered = create(messages=messages, tools=[ADD], tool_choice="none", **greedy)
+    tools: Any = [ADD]
+    answered = create(messages=messages, tools=tools, tool_choice="none", **greedy)
     assert answered.choices[0].finish_reason == "length"
     first = create(messages=CHAT, **greedy)
     assert answered.usage

@@ -79,8 +79,10 @@ def spent(billing: Billing = PRICED) -> RunBudget:
     return paying
 
 
-def said(budget: RunBudget, texts: Sequence[Completion] = (text(),), **goal: float) -> list[str]:
-    return account(texts, budget, Goal(**goal)).splitlines()
+def said(
+    budget: RunBudget, texts: Sequence[Completion] = (text(),), min_tps: float | None = None
+) -> list[str]:
+    return account(texts, budget, Goal(min_tps=min_tps)).splitlines()
 
 
 def test_cost_and_energy_are_told_by_the_token_with_their_sources() -> None:
