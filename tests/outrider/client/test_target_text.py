@@ -38,15 +38,11 @@ def settings_of(directory: Path, **changes: Any) -> None:
     path.write_text(json.dumps({name: value for name, value in raw.items() if value is not None}))
 
 
-def rules_of(directory: Path, change: Callable[[Rules], object]) -> None:
+def add_token(directory: Path, text: str = "<more>") -> None:
     path = str(directory / "tokenizer.json")
     rules = Rules.from_file(path)
-    change(rules)
+    rules.add_special_tokens([AddedToken(text, special=True)])
     rules.save(path)
-
-
-def add_token(directory: Path, text: str = "<more>") -> None:
-    rules_of(directory, lambda rules: rules.add_special_tokens([AddedToken(text, special=True)]))
 
 
 def no_first_token(directory: Path) -> None:

@@ -144,13 +144,3 @@ def test_a_target_that_stalls_spends_no_more_than_was_allowed_and_can_be_cancell
     session = Ending(served, 10, cancelled.set)
     done = complete(REQUEST, session, inline(), TOKENIZER, silent, cancelled)
     assert (done.finish_reason, len(done.token_ids)) == ("cancelled", 10)
-
-
-def test_who_listens_hears_of_every_chunk_but_the_last(served: Engine) -> None:
-    heard = list[int]()
-    done = complete(
-        REQUEST, LocalSession(served), inline(), TOKENIZER, silent, Event(),
-        on_commit=lambda so_far: heard.append(len(so_far.token_ids)),
-    )  # fmt: skip
-    assert heard == list(range(1, TOKENS))
-    assert len(done.token_ids) == TOKENS

@@ -51,11 +51,13 @@ def read(form: CallForm, text: str, cuts: list[int], several: bool = True) -> tu
 
 STOPPED, ADDED = ("stop", "{}"), ("add", '{"x": 1}')
 STOP_CALL = '{"name": "stop", "arguments": {}}'
+ADD_CALL = '{"arguments": {"x": 1}, "name": "add"}'
+NESTED_CALL = f'{{"name": "add", "arguments": {NESTED}}}'
+LLAMA_CALL = '{"type": "function", "name": "stop", "parameters": {}}'
 READ: list[tuple[CallForm, str, str, list[tuple[str, str]]]] = [
     (
         TAGGED,
-        f'I add.\n<tool_call>\n{{"name": "add", "arguments": {NESTED}}}\n</tool_call>\n'
-        f"<tool_call>\n{STOP_CALL}\n</tool_call>",
+        f"I add.\n<tool_call>\n{NESTED_CALL}\n</tool_call>\n<tool_call>\n{STOP_CALL}\n</tool_call>",
         "I add.",
         [("add", NESTED), STOPPED],
     ),
@@ -64,24 +66,13 @@ READ: list[tuple[CallForm, str, str, list[tuple[str, str]]]] = [
     (TAGGED, 'so <tool_call> <tool_call>{"name": "stop"}</tool_call>', "so <tool_call>", [STOPPED]),
     (TAGGED, f"<tool_call>{STOP_CALL[:-1]}</tool_call> so", " so", [STOPPED]),
     (TAGGED, f"<tool_call>{STOP_CALL}}}</tool_call>", "}</tool_call>", [STOPPED]),
-    (
-        TAGGED,
-        f'<tool_call>[{STOP_CALL}, {{"name": "add"}}]</tool_call> so',
-        " so",
-        [STOPPED, ("add", "{}")],
-    ),
-    (LLAMA, '{"name": "stop", "parameters": {}}, and; so', ", and; so", [STOPPED]),
+    (TAGGED, f"<tool_call>[{STOP_CALL}, {ADD_CALL}]</tool_call> so", " so", [STOPPED, ADDED]),
+    (LLAMA, f"{LLAMA_CALL}, and; so", ", and; so", [STOPPED]),
     (LLAMA, ' {"name": "add", "parameters": {"x": 1}}', "", [ADDED]),
-    (
-        LLAMA,
-        '<|python_tag|>{"type": "function", "name": "stop", "parameters": {}}; '
-        '{"name": "add", "parameters": {}}',
-        "",
-        [STOPPED, ("add", "{}")],
-    ),
+    (LLAMA, f"<|python_tag|>{LLAMA_CALL}; {LLAMA_CALL}", "", [STOPPED, STOPPED]),
     (
         MISTRAL,
-        '[TOOL_CALLS][{"arguments": {"x": 1}, "name": "add"}, {"id": "a", "name": "stop"}] so',
+        f'[TOOL_CALLS][{ADD_CALL}, {{"id": "a", "name": "stop"}}] so',
         " so",
         [ADDED, STOPPED],
     ),
@@ -100,7 +91,7 @@ UNREAD: list[tuple[CallForm, str]] = [
 
 
 WORDINGS = (
-    '{"arguments": {"x": 1}, "name": "add"}',
+    ADD_CALL,
     r'{"name": "add", "arguments": "{\"x\": 1}"}',
     '{"id": "a1", "name": "add", "arguments": {"x": 1}}',
     '{"name": "add", "arguments": {"x": 1}, "id": "}"}',
@@ -164,15 +155,10 @@ def test_further_calls_are_dropped_where_one_is_allowed() -> None:
     assert read(TAGGED, text, [], several=False) == (said, calls[:1])
 
 
+PAST = {"id": "123456789", "function": {"name": "add", "arguments": {"x": 1, "y": 2}}}
 CHAT: list[dict[str, Any]] = [
     {"role": "user", "content": "1 and 2"},
-    {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [
-            {"id": "123456789", "function": {"name": "add", "arguments": {"x": 1, "y": 2}}}
-        ],
-    },
+    {"role": "assistant", "content": "", "tool_calls": [PAST]},
     {"role": "tool", "content": "3", "tool_call_id": "123456789"},
 ]
 
