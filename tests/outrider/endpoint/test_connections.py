@@ -54,7 +54,10 @@ def test_an_answer_may_take_longer_than_its_request(
         assert connection.recv(16).startswith(b"HTTP/1.1 200")
 
 
-def test_half_open_connections_make_room_for_who_asks(manager: TargetManager) -> None:
+def test_half_open_connections_make_room_for_who_asks(
+    manager: TargetManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "HEAD_SECONDS", 2 * WAIT)  # time closes none of them
     with http_server(manager, connections=4) as address, ExitStack() as stack:
         idle = [stack.enter_context(sent(address, HEAD[:20])) for _ in range(12)]
         assert httpx.get(f"{address}/version", timeout=WAIT).is_success
@@ -105,6 +108,8 @@ def test_a_server_without_a_free_descriptor_recovers_and_its_log_stays_short() -
 
 
 def test_connections_leave_descriptors_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    from resource import RLIM_INFINITY
+
     used = len(os.listdir("/dev/fd"))
     room: dict[int, int] = {used + 1024: 512, used + SPARE + 100: 100}
     limit = list[tuple[int, int]]()
@@ -113,5 +118,7 @@ def test_connections_leave_descriptors_for_the_rest(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr("resource.getrlimit", lambda _kind, hard=hard: (20, hard))
         assert abs(bounded(512) - connections) < 20
         assert limit[-1] == (hard, hard)
+    monkeypatch.setattr("resource.getrlimit", lambda _kind: (RLIM_INFINITY, RLIM_INFINITY))
+    assert (bounded(512), len(limit)) == (512, 2), "nothing is raised that has no limit"
     monkeypatch.setattr("resource.getrlimit", lambda _kind: (20, used + SPARE))
     assert_refused(lambda: bounded(512), ["ulimit -n"])

@@ -136,4 +136,5 @@ def test_a_message_streams_its_blocks(http: httpx.Client) -> None:
         "message_stop",
     ]
     assert json.loads("".join(delta["partial_json"] for delta in deltas)) == use["input"]
+    assert {event["index"] for event in events if "index" in event} == {0}
     assert events[-2]["delta"]["stop_reason"] == "tool_use"

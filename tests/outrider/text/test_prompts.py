@@ -13,12 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference import errors
-from inference.errors import UnsupportedModel
 from inference.text.tokenizer import Tokenizer
-from outrider.draft_methods import find_draft
 from outrider.models.found_model import EMBEDDED
-from outrider.options.groups import DraftModelOptions, TextOptions
+from outrider.options.groups import TextOptions
 from outrider.text.json_values import needed, written
 from outrider.text.parameters import DEFAULTS, Parameters, defaults_of
 from outrider.text.pieces import MAX_STOP_LENGTH, MAX_STOPS, StopStrings
@@ -69,20 +66,14 @@ def test_what_is_no_text_no_schema_and_no_stop_string_is_refused(
     assert_refused(call, words)
 
 
-def test_files_that_cannot_be_read_are_refused_with_what_is_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "model.gguf"
+def test_files_that_cannot_be_read_are_refused_with_what_is_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "file"
     file.write_bytes(b"one\ntw\xf6\n")
     options = TextOptions(prompt_text=str(file))
     assert_refused(lambda: read_prompts(options), ["UTF-8: line 2 ", "0xf6"])
     file.write_text("here")
     schema = TextOptions(prompt="x", schema=str(file))
     assert_refused(lambda: make_requests(MODEL, schema, ["x"]), [f"--schema {file}"])
-    monkeypatch.setattr(errors, "is_installed", lambda package: True)
-    for name in (tmp_path, file):
-        draft = DraftModelOptions(draft_model=str(name))
-        assert_refused(lambda: find_draft(draft), ["GGUF"], UnsupportedModel)  # noqa: B023
 
 
 FUNCTION_ENDS = DEFAULTS["outrider-embedded-target"].stop
