@@ -70,14 +70,15 @@ def test_models_health_metrics_version_and_cached_tokens_are_told(http: httpx.Cl
     assert http.get(f"/v1/models/{model['id']}").json() == model
     assert http.get("/v1/models/another").status_code == 404
     assert http.get("/health").status_code == 200
+    metrics = http.get("/metrics").text
+    for idle in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert re.search(rf"^vllm:{idle}{{.*}} 0.0$", metrics, re.MULTILINE)
     assert http.get("/version").json()["version"]
     asked = {"prompt": "def again(x):\n    return x\n" * 8, "max_tokens": 2}
     first, second = (http.post("/v1/completions", json=asked).json()["usage"] for _ in range(2))
     assert set(first["prompt_tokens_details"]) == {"cached_tokens"}
     assert 0 < second["prompt_tokens_details"]["cached_tokens"] <= second["prompt_tokens"]
     metrics = http.get("/metrics").text
-    for idle in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
-        assert re.search(rf"^vllm:{idle}{{.*}} 0.0$", metrics, re.MULTILINE)
     for counter in ("generation_tokens_total{", 'request_success_total{finished_reason="length"'):
         assert re.search(rf"^vllm:{counter}.*}} [1-9]", metrics, re.MULTILINE)
 
