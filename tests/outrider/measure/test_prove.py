@@ -28,41 +28,28 @@ from tests.outrider.measure.texts import key, record, rows
 from tests.support.refusals import assert_usage_error
 
 
-@pytest.fixture(scope="module")
-def proved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a proof of the embedded pair wrote."""
-    directory = tmp_path_factory.mktemp("proof")
-    (directory / "prompts.txt").write_text("def f(x):\n")
-    words = ["--prompt_text", str(directory / "prompts.txt"), "--max_new_tokens", "8"]
-    words += ["--out", str(directory), "--usd_per_hour", "1.34", "--threads", "1"]
-    assert prove(words) == 0
-    return directory
-
-
-def read(directory: Path) -> Any:
-    return json.loads((directory / "report.json").read_text())
-
-
-def test_every_text_of_the_embedded_pair_equals_target_only_at_each_temperature(
-    proved: Path,
+def test_a_proof_of_the_embedded_pair_makes_equal_texts_and_a_profile_that_a_target_emulates(
+    tmp_path: Path,
 ) -> None:
-    found = read(proved)
+    (tmp_path / "prompts.txt").write_text("def f(x):\n")
+    words = ["--prompt_text", str(tmp_path / "prompts.txt"), "--max_new_tokens", "8"]
+    words += ["--out", str(tmp_path), "--usd_per_hour", "1.34", "--threads", "1"]
+    assert prove(words) == 0
+    found = json.loads((tmp_path / "report.json").read_text())
     assert found["equal"] is True
-    drafted = [row for row in found["rows"] if row["arm"] == DRAFTED]
-    assert [row["kind"] for row in drafted] == [
-        *(f"temperature {one:g}" for one in TEMPERATURES),
-        "all",
-    ]
-    assert all(row["equal"] == row["compared"] == REPEATS for row in drafted[:-1])
-    assert "proved: 9 of 9" in (proved / "report.md").read_text()
-
-
-def test_the_profile_of_a_proof_is_one_that_a_target_emulates(proved: Path) -> None:
-    times = [one for one in read(proved)["times"] if one["seconds"]]
-    least = min(times, key=lambda one: (one["rows"], one["nodes"]))
-    emulated = find_profile(str(proved / "profile.json"))
-    assert emulated.seconds(1, 1, 0) == least["seconds"]["value"]
-    assert set(emulated.nodes) == {one["nodes"] for one in times}
+    *drafted, together = (row for row in found["rows"] if row["arm"] == DRAFTED)
+    assert [row["kind"] for row in drafted] == [f"temperature {one:g}" for one in TEMPERATURES]
+    assert together["kind"] == "all"
+    assert all(row["equal"] == row["compared"] == REPEATS for row in drafted)
+    assert "proved: 9 of 9" in (tmp_path / "report.md").read_text()
+    times = {
+        (one["rows"], one["nodes"]): one["seconds"]["value"]
+        for one in found["times"]
+        if one["seconds"]
+    }
+    emulated = find_profile(str(tmp_path / "profile.json"))
+    assert emulated.seconds(1, 1, 0) == times[min(times)]
+    assert set(emulated.nodes) == {nodes for _, nodes in times}
 
 
 def test_a_draft_that_is_not_on_this_machine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,21 +66,14 @@ def test_a_text_that_differs_proves_nothing_and_a_slow_one_is_no_failure() -> No
     assert "target-only is fastest" in slow[1]
 
 
-def timed(*seconds: tuple[int, int, float]) -> GraphTimes:
-    return GraphTimes({(a, b): Interval(one, one, one) for a, b, one in seconds}, {})
-
-
 def test_a_shape_that_fails_has_its_own_reason_and_no_seconds() -> None:
-    times = timed((1, 1, 0.03))._replace(failures={(4, 16): "out of memory"})
+    reason = "out of memory"
+    times = GraphTimes({(1, 1): Interval(0.03, 0.03, 0.03)}, {(4, 16): reason})
     lines = times_table(times, "trn1")
-    assert any(line.endswith("out of memory") for line in lines)
+    assert any(line.endswith(reason) for line in lines)
     assert "256 GB/s" in lines[-1]
-    assert times.record()[1] == {
-        "rows": 4,
-        "nodes": 16,
-        "seconds": None,
-        "failure": "out of memory",
-    }
+    failed = {"rows": 4, "nodes": 16, "seconds": None, "failure": reason}
+    assert times.record()[1] == failed
 
 
 class Counting:

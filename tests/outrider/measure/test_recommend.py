@@ -5,33 +5,25 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import outrider
 from inference.times import Times
-from outrider.cli import main
 from outrider.measure.run import AGAIN, BASELINE
 from outrider.measure.verbs import recommend
 from outrider.measure.verbs.recommend import choose, command, reason
 from outrider.models.found_model import EMBEDDED
 from outrider.options.commands import parse
-from outrider.options.roles import DraftRole
+from outrider.options.roles import DraftRole, TargetRole
 from outrider.text.completion import Completion
 from tests.outrider.measure.texts import rows
+from tests.support.commands import Run
 from tests.support.wire_fixtures import background, successor_engine
 
-WAYS = ["target-only", "copied text", "outrider-embedded-draft"]
+SERVED = TargetRole(port=0, batch=1)
 BRIEF = ["--max_new_tokens", "4"]
-
-
-@pytest.fixture(scope="module")
-def target() -> Iterator[str]:
-    """The embedded target's address."""
-    with outrider.serve(port=0, batch=1) as served:
-        yield served.address
 
 
 @pytest.fixture(autouse=True)
@@ -40,48 +32,39 @@ def few_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_fits_is_measured_and_the_command_runs(
-    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    port: str, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "new"
-    assert main(["recommend", "--target_host", target, *BRIEF, "--out", str(out)]) == 0
-    told, figures = capsys.readouterr().out, json.loads((out / "report.json").read_text())
-    assert {row["arm"] for row in figures["rows"]} == {*WAYS, AGAIN}
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    (tmp_path / "draft.gguf").write_bytes(b"GGUF")
+    target, out = f"127.0.0.1:{port}", tmp_path / "new"
+    flags = ["--target_host", target, *BRIEF, "--draft_model", tmp_path, "--out", out]
+    ended = run("recommend", *flags)
+    assert ended.code == 0
+    figures = json.loads((out / "report.json").read_text())
+    arms = {"target-only", "copied text", "outrider-embedded-draft", AGAIN}
+    assert {row["arm"] for row in figures["rows"]} == arms
     assert len({row["texts"] for row in figures["rows"]}) == 1
     assert "half of the target's" in figures["left_out"]["outrider-embedded-target"]
-    assert told.splitlines()[-1] == figures["command"]
+    left_out = " ".join(ended.out.split()).partition("Left out: ")[2]
+    assert ".[gguf]" in left_out.partition("draft.gguf")[2], "what it needs to be loaded"
+    assert ended.out.splitlines()[-1] == figures["command"]
     words = shlex.split(figures["command"])
     assert words[:2] == ["outrider", "run"]
     chosen = parse(words[1:])
     assert isinstance(chosen, DraftRole)
     assert chosen.target_host == target
-    assert main([*words[1:], "--max_new_tokens", "4"]) == 0
-
-
-def test_a_draft_that_cannot_be_loaded_is_listed_with_what_it_needs(
-    target: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    (tmp_path / "draft.gguf").write_bytes(b"GGUF")
-    words = ["recommend", "--target_host", target, *BRIEF, "--draft_model", str(tmp_path)]
-    assert main(words) == 0
-    told = capsys.readouterr().out
-    line = " ".join(told.split()).partition("Left out: ")[2]
-    assert ".[gguf]" in line.partition("draft.gguf")[2]
+    assert run(*words[1:], *BRIEF).code == 0
 
 
 def test_published_drafts_are_listed_and_a_run_without_texts_is_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, run: Run
 ) -> None:
     named = tmp_path / "qwen2.5-coder-7b"
     named.symlink_to(EMBEDDED / "target", target_is_directory=True)
     with outrider.serve(port=0, batch=1, model=str(named), sequence_length=8) as served:
-        assert main(["recommend", "--target_host", served.address, *BRIEF]) == 1
-    told = capsys.readouterr()
-    assert "published, not here: Qwen/Qwen2.5-Coder-0.5B-Instruct" in told.out
-    assert "no text was generated: every prompt is too long" in told.err
+        ended = run("recommend", "--target_host", served.address, *BRIEF)
+    ended.assert_failed("no text was generated: every prompt is too long")
+    assert "published, not here: Qwen/Qwen2.5-Coder-0.5B-Instruct" in ended.out
 
 
 @pytest.mark.parametrize(
@@ -108,11 +91,7 @@ def test_a_command_says_what_was_given_and_nothing_that_is_off() -> None:
     assert line == "outrider run 'def main():' --target_host 'a b' --baseline --threads 2"
 
 
-def test_a_target_whose_tokenizer_is_not_here_is_refused_in_one_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_target_whose_tokenizer_is_not_here_is_refused_in_one_line(run: Run) -> None:
     with background(successor_engine()) as server:
-        assert main(["recommend", "--target_host", str(server.address)]) == 1
-    told = capsys.readouterr().err
-    assert "no model on this machine has the tokenizer of successor" in told
-    assert told.startswith("error: ")
+        refused = run("recommend", "--target_host", server.address)
+    refused.assert_failed("no model on this machine has the tokenizer of successor")

@@ -32,11 +32,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Item]] = {
         Item("f", "chat", "writing/3", ("Write.", "Shorten.")),
     ),
     "Spec-Bench": (
-        {
-            "question_id": 401,
-            "category": "math_reasoning",
-            "turns": ["How many?"],
-        },
+        {"question_id": 401, "category": "math_reasoning", "turns": ["How many?"]},
         Item("f", "math_reasoning", "math_reasoning/401", ("How many?",)),
     ),
     "GSM8K": (
@@ -55,18 +51,15 @@ def written(directory: Path, *rows: dict[str, Any]) -> Path:
     return directory / "f"
 
 
-def test_the_small_set_has_ten_texts_of_each_kind_in_turn() -> None:
+def test_the_small_set_has_ten_texts_of_each_kind_in_turn_and_schemas_that_are_grammars() -> None:
     items = read_set(None, None)
     assert Counter(item.kind for item in items) == dict.fromkeys(KINDS, 10)
     assert tuple(item.kind for item in items[:7]) == KINDS
     assert len({item.name for item in items}) == 70
-
-
-def test_every_schema_of_the_small_set_is_taken_as_a_grammar() -> None:
-    schemas = [item.schema for item in read_set(None, None) if item.kind == "json"]
     grammars = Grammars(tokenizer().to_str(), VOCABULARY, [STOP])
-    for schema in schemas:
-        assert grammars.check(Grammar(GrammarKind.JSON_SCHEMA, schema or ""))
+    for item in items:
+        if item.kind == "json":
+            assert grammars.check(Grammar(GrammarKind.JSON_SCHEMA, item.schema or ""))
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -96,8 +89,5 @@ def test_other_files_are_refused_with_what_is_needed(
 ) -> None:
     with pytest.raises(InvalidRequest, match=said):
         read_set(written(tmp_path, *rows), None)
-
-
-def test_a_file_that_is_not_there_is_refused_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"none\.jsonl cannot be read"):
         read_set(tmp_path / "none.jsonl", None)
