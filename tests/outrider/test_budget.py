@@ -27,74 +27,56 @@ def clock() -> Clock:
     return Clock(0.0)
 
 
-def test_a_text_alone_pays_all_of_its_seconds_also_when_it_fails_and_nothing_is_paid_between(
+def test_the_targets_seconds_are_paid_once_by_the_texts_that_use_them_until_the_limit(
     clock: Clock,
 ) -> None:
-    paying = RunBudget(Billing(1800.0), clock=clock)
-    with paying.charge() as charge:
-        clock.now = 3.0
-        assert (charge.usd, paying.spent) == (1.5, 1.5)
+    budget = RunBudget(DOLLAR_A_SECOND, 7.0, clock)
+    with budget.charge() as alone:
+        clock.now = 1.0
+        assert (alone.usd, budget.spent) == (1.0, 1.0)
+    clock.now = 3.0  # between texts
+    with suppress(InvalidRequest), budget.charge():
         clock.now = 4.0
-    assert (charge.usd, paying.spent) == (2.0, 2.0)
-    clock.now = 10.0
-    with suppress(InvalidRequest), paying.charge():
-        clock.now = 12.0
-        raise InvalidRequest("not this one")
-    clock.now = 19.0
-    assert paying.spent == 3.0
-
-
-def test_seconds_in_which_several_texts_are_made_are_paid_once_and_shared(clock: Clock) -> None:
-    paying = RunBudget(DOLLAR_A_SECOND, clock=clock)
+        raise InvalidRequest("a text that fails")
     with ExitStack() as stack:
-        first, second = (stack.enter_context(paying.charge()) for _ in range(2))
-        clock.now = 4.0
+        first, second = (stack.enter_context(budget.charge()) for _ in range(2))
+        clock.now = 8.0
         second.close()
-        clock.now = 5.0
-        assert paying.spent == 5.0
-    assert (first.usd, second.usd, paying.spent) == (3.0, 2.0, 5.0)
+        clock.now = 8.9
+        assert not budget.empty
+        clock.now = 9.0
+        assert budget.empty
+    assert (first.usd, second.usd, budget.spent) == (3.0, 2.0, 7.0)
 
 
 def test_drafting_and_bytes_of_all_texts_add_up(clock: Clock) -> None:
-    paying = RunBudget(Billing(0.0, 3.6, 1.0, draft_watts=10.0), clock=clock)
+    budget = RunBudget(Billing(0.0, 3.6, 1.0, draft_watts=10.0), clock=clock)
     for _ in range(2):
-        with paying.charge() as charge:
+        with budget.charge() as charge:
             charge.take(1.0, Traffic(bytes_up=500, bytes_down=50))
             charge.take(2.0, Traffic(bytes_up=1000, bytes_down=100))
-    assert paying.usage == Usage(0.0, 4.0, 2000, 200)
-    assert paying.spent == pytest.approx(4.0 * 10.0 * 1e-6 + 2200e-9)
-    assert charge.usd == pytest.approx(paying.spent / 2)
-
-
-def test_it_is_empty_when_all_texts_together_have_spent_the_limit(clock: Clock) -> None:
-    paying = RunBudget(DOLLAR_A_SECOND, 2.0, clock)
-    with paying.charge(), paying.charge():
-        clock.now = 1.9
-        assert not paying.empty
-        clock.now = 2.0
-        assert paying.empty
+    assert budget.usage == Usage(0.0, 4.0, 2000, 200)
+    assert budget.spent == pytest.approx(4.0 * 10.0 * 1e-6 + 2200e-9)
+    assert charge.usd == pytest.approx(budget.spent / 2)
 
 
 @pytest.mark.parametrize(("billing", "usd"), [(DOLLAR_A_SECOND, 1e9), (Billing(), None)])
 def test_without_a_limit_it_is_never_empty_and_without_a_price_nothing_has_one(
     clock: Clock, billing: Billing, usd: float | None
 ) -> None:
-    paying = RunBudget(billing, clock=clock)
-    with paying.charge() as charge:
+    budget = RunBudget(billing, clock=clock)
+    with budget.charge() as charge:
         clock.now = 1e9
-    assert not paying.empty
-    assert (charge.usd, paying.spent) == (usd, usd or 0.0)
+    assert not budget.empty
+    assert (charge.usd, budget.spent) == (usd, usd or 0.0)
 
 
 SERVED = TargetRole(port=0, batch=2, max_tree_nodes=16, sequence_length=128)
-A_DOLLAR_A_SECOND = [
-    "--max_new_tokens", "60", "--temperature", "0", "--json", "--usd_per_hour", "3600",
-]  # fmt: skip
+TEXT = [*("--max_new_tokens", "60", "--temperature", "0", "--json"), *("--usd_per_hour", "3600")]
 BY_THE_BYTE = [
     "--usd_per_hour", "0.001", "--usd_per_gb", "1e6", "--usd_per_kwh", "0", "--draft_watts", "0",
 ]  # fmt: skip
 """A thousandth of a dollar for a byte; a token takes some 20 of them from the target alone."""
-
 
 COST = re.compile(r"^cost \$([0-9.]+),", re.MULTILINE)
 
@@ -105,16 +87,16 @@ def test_a_run_that_has_spent_its_money_ends_with_what_was_made_and_begins_no_te
 ) -> None:
     (tmp_path / "prompts.txt").write_text("def read_lines(path):\nclass Queue:\nimport os\n")
     flags = ["--port", port, "--prompt_text", tmp_path / "prompts.txt", "--batch", "1", *trees]
-    ended = run("run", *A_DOLLAR_A_SECOND, *flags, *BY_THE_BYTE, "--max_usd", "1.2")
-    spent, said = ended.records, ended.err
-    whole = run("run", *A_DOLLAR_A_SECOND, *flags, *BY_THE_BYTE, "--max_usd", "1000").records
-    assert [done["finish_reason"] for done in spent] == ["spent"] * 3
-    assert "stopped by --max_usd: 3 of 3 texts, 2 of them before they started" in said
-    first = spent[0]["token_ids"]
-    assert 0 < len(first) < 60
-    assert first == whole[0]["token_ids"][: len(first)]
-    for done in spent[1:]:
-        assert (done["token_ids"], done["text"], done["usd"], done["bytes_up"]) == ([], "", 0.0, 0)
+    ended = run("run", *TEXT, *flags, *BY_THE_BYTE, "--max_usd", "1.2")
+    first, *others = ended.records
+    whole = run("run", *TEXT, *flags, *BY_THE_BYTE, "--max_usd", "1000").records
+    assert "stopped by --max_usd: 3 of 3 texts, 2 of them before they started" in ended.err
+    assert first["finish_reason"] == "spent"
+    assert 0 < len(first["token_ids"]) < 60
+    assert first["token_ids"] == whole[0]["token_ids"][: len(first["token_ids"])]
+    for done in others:
+        facts = [done[name] for name in ("finish_reason", "token_ids", "text", "usd", "bytes_up")]
+        assert facts == ["spent", [], "", 0.0, 0]
     assert [done["finish_reason"] for done in whole] == ["length"] * 3
 
 
@@ -123,7 +105,7 @@ def test_texts_made_at_the_same_time_cost_what_the_run_costs(
 ) -> None:
     (tmp_path / "prompts.txt").write_text("def read_lines(path):\nclass Queue:\n")
     flags = ["--port", port, "--prompt_text", tmp_path / "prompts.txt", "--batch", "2"]
-    ended = run("run", *A_DOLLAR_A_SECOND, *flags)
+    ended = run("run", *TEXT, *flags)
     (told,), (wall,) = COST.findall(ended.err), re.findall(r"(?m)^time ([0-9.]+) s", ended.err)
     assert float(told) == pytest.approx(sum(done["usd"] for done in ended.records), abs=1e-5)
     assert float(told) <= float(wall) + 0.01  # a dollar a second; the wall is rounded
@@ -133,7 +115,7 @@ def test_a_target_only_run_for_comparison_costs_nothing_and_is_as_long_as_the_te
     run: Run, port: str
 ) -> None:
     flags = ["--port", port, "--baseline", *BY_THE_BYTE, "--max_usd", "0.6"]
-    ended = run("run", "def read_lines(path):", *A_DOLLAR_A_SECOND, *flags)
+    ended = run("run", "def read_lines(path):", *TEXT, *flags)
     (cut,), (told,) = ended.records, COST.findall(ended.err)
     assert cut["finish_reason"] == "spent"
     assert cut["baseline"]["token_ids"] == cut["token_ids"]

@@ -3,40 +3,44 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import moto
 import pytest
 
-from grpc_comm.certificate import CertificateFiles, make_certificate
+import outrider
+from grpc_comm.certificate import make_certificate
 from grpc_comm.security import SecurityOptions
 from outrider.doctor import check_credentials
 from tests.support.commands import Run
-from tests.support.repository import ROOT
 from tests.support.wire_fixtures import background, free_port, successor_engine
 
 HEALTH = ["doctor", "--health", "--port"]
 
 
-def test_credentials_name_their_account(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
+@pytest.mark.usefixtures("aws_keys")
+def test_credentials_name_their_account_and_missing_ones_are_no_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with moto.mock_aws():
         found = check_credentials()
     assert (found.severity, found.text) == ("fine", "AWS account 123456789012, region us-east-1")
-
-
-def test_missing_credentials_are_no_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
-        monkeypatch.setenv(name, str(tmp_path / "none"))
     found = check_credentials()
     assert found.severity == "warning"
     assert "aws configure" in found.text
+
+
+def test_doctor_says_what_draft_and_target_can_do_and_fails_without_a_target(run: Run) -> None:
+    with outrider.serve(port=0, batch=1) as target:
+        told = run("doctor", "--target_host", target.address)
+    assert told.code == 0
+    for word in ("cores", "tokens/s alone", "round trip", "of a forward", "AWS"):
+        assert word in told.out
+    away = run("doctor", "--target_host", "127.0.0.1:1")
+    assert away.code == 1
+    assert "127.0.0.1:1" in away.out
 
 
 def test_a_target_that_takes_sessions_is_healthy_and_nobody_is_not(run: Run) -> None:
@@ -47,32 +51,15 @@ def test_a_target_that_takes_sessions_is_healthy_and_nobody_is_not(run: Run) -> 
     assert (away.code, found["severity"]) == (1, "fault")
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> CertificateFiles:
-    """For a name that is not this machine's address."""
-    return make_certificate(tmp_path, ["target.example.com"])
-
-
-def test_the_targets_own_certificate_is_trusted_whatever_its_name(
-    files: CertificateFiles, tmp_path: Path, run: Run
-) -> None:
+def test_the_targets_own_certificate_is_trusted_whatever_its_name(tmp_path: Path, run: Run) -> None:
+    ours, other = (
+        make_certificate(tmp_path / folder, ["target.example.com"]) for folder in ("ours", "other")
+    )
     token = tmp_path / "token"
+    token.touch(mode=0o600)
     token.write_text("secret")
-    token.chmod(0o600)
-    security = SecurityOptions(tls_cert=files.certificate, tls_key=files.key, token_file=token)
-    other = make_certificate(tmp_path / "other", ["target.example.com"])
+    security = SecurityOptions(tls_cert=ours.certificate, tls_key=ours.key, token_file=token)
     with background(successor_engine(), security=security) as server:
-        proofs = [["--tls_cert", one.certificate, "--tls_key", one.key] for one in (files, other)]
-        asked = (run(*HEALTH, server.address.port, *proof) for proof in (*proofs, []))
-        assert [one.code for one in asked] == [0, 1, 1]
-
-
-def test_asking_for_health_needs_no_torch() -> None:
-    code = (
-        "import sys; from outrider.cli import main; main(['doctor', '--health', '--port', '1']);"
-        "print({'torch', 'transformers'} & set(sys.modules))"
-    )
-    asked = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert asked.stdout.endswith("set()\n")
+        for files, code in ((ours, 0), (other, 1), (None, 1)):
+            proof = ["--tls_cert", files.certificate, "--tls_key", files.key] if files else []
+            assert run(*HEALTH, server.address.port, *proof).code == code

@@ -31,30 +31,29 @@ def test_a_goal_is_read_from_the_flags() -> None:
     assert read(whole, cs="balanced") == Goal("total_cost", 0.5)
     assert read(whole, cs="30", objective="draft_energy") == Goal("draft_energy", 0.3)
     assert read(PRICED, min_tps=9.0) == Goal("api_cost", min_tps=9.0)
-
-
-def test_speed_alone_is_a_goal_without_weight_and_limit() -> None:
     assert Goal().speed_alone
     assert not Goal(weight=0.01).speed_alone
     assert not Goal(min_tps=1.0).speed_alone
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("values", "billing", "needed"),
     [
-        {"cs": "1"},
-        {"min_tps": 9.0},
-        {"cs": "cost", "objective": "total_cost"},
+        ({"cs": "1"}, Billing(), ["--usd_per_hour", "--instance"]),
+        ({"min_tps": 9.0}, Billing(), ["--usd_per_hour", "--instance"]),
+        ({"cs": "cost", "objective": "total_cost"}, Billing(), ["--usd_per_hour", "--instance"]),
+        (
+            {"cs": "cost", "objective": "energy_total"},
+            Billing(draft_watts=20.0),
+            ["watts of the target"],
+        ),
     ],
 )
-def test_a_cost_without_a_price_says_how_to_give_one(values: dict[str, Any]) -> None:
+def test_a_cost_without_a_price_says_how_to_give_one(
+    values: dict[str, Any], billing: Billing, needed: list[str]
+) -> None:
     options = GoalOptions(**values)
-    assert_refused(lambda: read_goal(options, Billing()), ["--usd_per_hour", "--instance"])
-
-
-def test_the_energy_of_both_machines_needs_the_watts_of_both() -> None:
-    options, alone = GoalOptions(cs="cost", objective="energy_total"), Billing(draft_watts=20.0)
-    assert_refused(lambda: read_goal(options, alone), ["watts of the target"])
+    assert_refused(lambda: read_goal(options, billing), needed)
 
 
 ALL = replace(PRICED, usd_per_gb=0.0)
@@ -145,50 +144,44 @@ def test_prices_that_are_stated_and_not_weighed_are_said_with_the_flags_that_are
     assert named in told
 
 
-def test_the_price_of_the_target_is_the_users_the_instances_or_its_own_word() -> None:
+def test_a_price_is_the_users_the_instances_or_the_targets_own_with_its_source() -> None:
     assert not read_billing(GoalOptions()).described(0.0).priced
     described = Billing(2.5, source="$2.5 an hour, as the target says")
     assert read_billing(GoalOptions()).described(2.5) == described
     given = GoalOptions(usd_per_hour=1.0, usd_per_kwh=0.3, usd_per_gb=0.0)
     stated = Billing(1.0, 0.3, 0.0, source="$1 an hour, as given")
     assert read_billing(given).described(2.5) == stated
-
-
-def test_a_listed_price_is_said_with_its_source_and_day() -> None:
     options = GoalOptions(instance="trn1.2xlarge", usd_per_gb=0.5)
     listed = read_billing(options).described(2.5)
     assert replace(listed, source=None) == Billing(1.34375, usd_per_gb=0.5)
     said = ("$1.34375 an hour", "trn1.2xlarge in us-east-1, on-demand", "snapshot", "2026-09-24)")
     assert all(words in (listed.source or "") for words in said)
-
-
-def test_an_instance_that_nobody_prices_is_refused_with_a_flag_that_there_is() -> None:
-    options = GoalOptions(instance="trn9.2xlarge")
-    assert_refused(lambda: read_billing(options), ["trn9", "--usd_per_hour"], OutriderError)
+    unpriced = GoalOptions(instance="trn9.2xlarge")
+    assert_refused(lambda: read_billing(unpriced), ["trn9", "--usd_per_hour"], OutriderError)
 
 
 COST = UnitPrices(wall=1e-3, drafting=1e-2)
 FAST, SLOW = Usage(0.01, 0.02), Usage(0.04, 0.001)
 
 
-def steered(goal: Goal, usage: Usage | None = None, tokens: int = 10 * EVERY) -> SteeredPrices:
+def steered(goal: Goal, usage: Usage, tokens: int = 10 * EVERY) -> SteeredPrices:
     """Prices after so many tokens of this usage."""
     prices = SteeredPrices(goal=goal, cost=COST, expected=FAST)
-    for _ in range(tokens if usage is not None else 0):
-        prices.committed(1, usage or FAST)
+    for _ in range(tokens):
+        prices.committed(1, usage)
     return prices
 
 
-def relative(prices: UnitPrices) -> float:
-    """Price of drafting against waiting."""
-    return prices.drafting / prices.wall
-
-
 def test_drafting_gets_dearer_with_the_weight_of_cost() -> None:
-    shares = [relative(steered(Goal(weight=one), FAST).tariff) for one in (0.0, 0.3, 0.7)]
-    assert shares[0] < shares[1] < shares[2]
-    assert relative(steered(Goal()).tariff) == relative(SPEED)
-    assert relative(steered(Goal(weight=1.0)).tariff) == pytest.approx(relative(COST))
+    def relative(goal: Goal) -> float:
+        """Price of drafting against waiting."""
+        tariff = steered(goal, FAST).tariff
+        return tariff.drafting / tariff.wall
+
+    shares = [relative(Goal(weight=weight)) for weight in (0.0, 0.3, 0.7, 1.0)]
+    assert shares == sorted(set(shares))
+    assert shares[0] == SPEED.drafting / SPEED.wall
+    assert shares[-1] == pytest.approx(COST.drafting / COST.wall)
     assert steered(Goal(weight=0.3), SLOW).weight == 0.3
 
 
@@ -199,8 +192,5 @@ def test_a_minimum_speed_moves_the_weight_to_cost_while_there_is_room_and_back()
     for _ in range(40 * EVERY):
         prices.committed(1, SLOW)
     assert prices.weight < towards_cost
-
-
-def test_the_weight_stays_at_its_bounds() -> None:
     assert steered(Goal(min_tps=1e6), SLOW).weight == 0.0
     assert steered(Goal(min_tps=1e-6), SLOW, 100 * EVERY).weight == 1.0

@@ -27,7 +27,6 @@ from outrider.measure.run import (
     BASELINE,
     CHAIN,
     FUSED,
-    GROWING,
     HYBRID,
     TREE,
     Arm,
