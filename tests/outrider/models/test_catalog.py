@@ -13,8 +13,6 @@ import pytest
 import tokenizers
 from huggingface_hub import constants, file_download
 
-import outrider
-from grpc_comm.translate import Description
 from inference.errors import Mismatch
 from inference.text.tokenizer import Tokenizer
 from inference.text.tokenizer_settings import TokenizerIdentity
@@ -32,20 +30,19 @@ from tests.support.commands import Run
 from tests.support.wire_fixtures import describe, successor_engine
 
 
-def test_the_embedded_pair_is_listed_and_fits(run: Run) -> None:
-    listed = json.loads(run("list", "--json").out)
-    assert ["outrider-embedded-draft", "outrider-embedded-target"] in listed["pairs"]
-    assert listed["models"][0]["parameters"] < listed["models"][1]["parameters"]
-
-
-def test_a_model_that_cannot_be_used_is_listed_with_the_reason(tmp_path: Path, run: Run) -> None:
+def test_models_are_listed_with_pairs_that_fit_or_the_reason_why_they_cannot_be_used(
+    tmp_path: Path, run: Run
+) -> None:
     for name in ("copy", "bare", "cut"):
         shutil.copytree(EMBEDDED / "draft", tmp_path / name)
         if name != "copy":
             (tmp_path / name / "model.safetensors").unlink()
     (tmp_path / "cut" / "model.safetensors").symlink_to(tmp_path / "not downloaded")
-    listed = json.loads(run("list", "--json", "--directory", tmp_path).out)["models"]
-    refusals = {one["name"]: one["refusal"] for one in listed}
+    listed = json.loads(run("list", "--json", "--directory", tmp_path).out)
+    assert ["outrider-embedded-draft", "outrider-embedded-target"] in listed["pairs"]
+    draft, target, *_ = listed["models"]
+    assert draft["parameters"] < target["parameters"]
+    refusals = {one["name"]: one["refusal"] for one in listed["models"]}
     assert refusals[str(tmp_path / "copy")] == ""
     assert "has no model.safetensors" in refusals[str(tmp_path / "cut")]
     assert "safetensors" in refusals[str(tmp_path / "bare")]
@@ -77,17 +74,6 @@ def test_pull_of_a_directory_checks_it(tmp_path: Path, run: Run) -> None:
     run("pull", tmp_path).assert_failed(str(tmp_path))
 
 
-def test_doctor_says_what_draft_and_target_can_do_and_fails_without_a_target(run: Run) -> None:
-    with outrider.serve(port=0, batch=1) as target:
-        told = run("doctor", "--target_host", target.address)
-    assert told.code == 0
-    for word in ("cores", "tokens/s alone", "round trip", "of a forward", "AWS"):
-        assert word in told.out
-    away = run("doctor", "--target_host", "127.0.0.1:1")
-    assert away.code == 1
-    assert "127.0.0.1:1" in away.out
-
-
 EMBEDDED_TOKENIZER = Tokenizer(EMBEDDED / "target").identity
 OPEN = PublishedModel("acme", "acme/open", 1, "float16", 1.2, "apache-2.0", 1024)
 
@@ -112,17 +98,8 @@ def here(name: str = "draft", **changes: Any) -> ModelHere:
     return ModelHere(name, Path(name), 1000, 500_000_000, "t0")._replace(**changes)
 
 
-@pytest.fixture
-def served() -> Description:
-    """The description of a target that is called acme-7b."""
-    engine = successor_engine()
-    named = {**vars(describe(engine)), "model": "acme-7b"}
-    return Description(**named)
-
-
-def test_a_draft_of_another_tokenizer_or_of_the_targets_size_is_left_out(
-    served: Description,
-) -> None:
+def test_a_draft_of_another_tokenizer_or_of_the_targets_size_is_left_out() -> None:
+    served = replace(describe(successor_engine()), model="acme-7b")
     assert judged(here(), served).refusal == ""
     assert "tokenizer" in judged(here(family="other"), served).refusal
     assert "half" in judged(here(parameters=4_000_000_000), served).refusal
@@ -131,7 +108,7 @@ def test_a_draft_of_another_tokenizer_or_of_the_targets_size_is_left_out(
     assert judged(here(refusal="it has no weights"), served).refusal == "it has no weights"
 
 
-def test_published_drafts_are_of_the_targets_family_and_smaller() -> None:
+def test_published_drafts_are_of_the_targets_family_smaller_and_not_here() -> None:
     found = published_for("Qwen/Qwen2.5-Coder-7B-Instruct", [])
     assert [one.megabytes for one in found] == sorted(one.megabytes for one in found)
     assert found[0].repository == "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"
@@ -140,28 +117,19 @@ def test_published_drafts_are_of_the_targets_family_and_smaller() -> None:
     assert published_for("acme/acme-7b", []) == []
     for model in ("Qwen3-32B", "Llama-3.1-8B", "Mistral-Small-3.1-24B", "gemma-3-27b-it"):
         assert published_for(model, []), model
-
-
-def test_a_published_draft_that_is_here_is_not_offered_again() -> None:
     first, *others = published_for("Qwen2.5-Coder-7B", [])
     again = here(str(Path("cache") / first.file), directory=Path("cache") / first.file)
     assert published_for("Qwen2.5-Coder-7B", [again]) == others
 
 
-def test_a_draft_with_the_targets_tokenizer_is_fetched(hub: Path) -> None:
-    fetch(OPEN, EMBEDDED_TOKENIZER)
-    assert list(hub.glob("**/*.safetensors"))
-
-
-@pytest.mark.usefixtures("hub")
-def test_a_gguf_file_is_fetched_with_its_checkpoints_tokenizer_beside() -> None:
-    draft = replace(OPEN, repository="acme/gguf", file="draft.gguf", tokenizer=OPEN.repository)
-    assert {"draft.gguf", "tokenizer.json"} <= {
-        path.name for path in fetch(draft, EMBEDDED_TOKENIZER).parent.iterdir()
-    }
-
-
-def test_no_weights_of_another_tokenizer_are_fetched(hub: Path) -> None:
+def test_a_draft_with_the_targets_tokenizer_is_fetched_and_a_gguf_file_with_its_checkpoints(
+    hub: Path,
+) -> None:
     with pytest.raises(Mismatch, match="acme/open is not downloaded"):
         fetch(OPEN, TokenizerIdentity("another"))
     assert not list(hub.glob("**/*.safetensors"))
+    fetch(OPEN, EMBEDDED_TOKENIZER)
+    assert list(hub.glob("**/*.safetensors"))
+    draft = replace(OPEN, repository="acme/gguf", file="draft.gguf", tokenizer=OPEN.repository)
+    files = {path.name for path in fetch(draft, EMBEDDED_TOKENIZER).parent.iterdir()}
+    assert {"draft.gguf", "tokenizer.json"} <= files

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -38,57 +37,49 @@ from outrider.models.loading import PREFILL_NODES, find_checkpoint
 from outrider.models.profiles import Profiles
 from outrider.money import Goal
 from outrider.options.groups import DeviceOptions, DraftModelOptions
-from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
+from outrider.options.roles import DraftRole, TargetRole
 from outrider.target.target import load_target
 from outrider.text.completion import Request, complete, silent
 from tests.support.fake_cuda import Reruns
 from tests.support.wire_fixtures import LOOPBACK, describe, eventually, opened, successor_engine
 
-TIMES = (((1, 8), 0.03125), ((4, 8), 0.0625))
-
-
-SERVED = FusedTargetRole(port=0, batch=2, max_tree_nodes=16, usd_per_hour=1.34375)
+SERVED = TargetRole(port=0, batch=2, max_tree_nodes=16, usd_per_hour=1.34375, measure_first=True)
 EMULATED = "llama-3.1-8b-trn1.2xlarge-measured"
 
 
-@pytest.fixture
-def slow() -> Iterator[str]:
-    """The port of a target that takes 37 ms for a forward: a draft comes in time."""
-    options = TargetRole(port=0, batch=2, emulate=EMULATED)
-    with BackgroundServer(load_target(options)) as server:
-        yield str(server.address.port)
-
-
-def test_times_price_and_open_sessions_come_over_the_wire() -> None:
+def test_times_price_and_sessions_come_over_a_link_that_is_measured_without_work() -> None:
     engine = successor_engine()
-    described = replace(describe(engine), times=TIMES, draft_model="d", usd_per_hour=1.5)
+    times = (((1, 8), 0.03125), ((4, 8), 0.0625))
+    described = replace(describe(engine), times=times, draft_model="d", usd_per_hour=1.5)
     with (
         BackgroundServer(Target(engine, described, LOOPBACK)) as server,
         connect(str(server.address)) as connection,
     ):
         assert connection.description == described
+        assert measure_round_trip(connection.probe, list[str]().append) > 0
+        assert not engine.model.calls  # type: ignore[attr-defined]  # of a Successor
         verifier = opened(connection)
         with connect(str(server.address)) as later:
             assert later.description == replace(described, sessions=1)
         verifier.close()
 
 
-def test_a_served_model_says_what_it_takes(port: str) -> None:
+def test_a_served_model_says_what_it_takes_as_measured_once_or_as_its_profile_says(
+    port: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with connect(f"127.0.0.1:{port}") as connection:
         said = connection.description
-    target = Times(dict(said.times))
+    times = Times(dict(said.times))
     assert sorted({shape[0] for shape, _ in said.times}) == [1, 2]
     assert max(shape[1] for shape, _ in said.times) == 16
-    assert 0 < target.seconds(1, 1) <= target.seconds(2, 16)
+    assert 0 < times.seconds(1, 1) <= times.seconds(2, 16)
     assert said.usd_per_hour == 1.34375
-
-
-def test_an_emulated_target_says_what_its_profile_says_and_measures_nothing(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    target = load_target(TargetRole(port=0, batch=4, emulate=EMULATED, sequence_length=128))
-    times = Times(dict(target.description.times))
-    assert times.seconds(1, 1) == pytest.approx(0.0368, abs=0.0002)
+    capsys.readouterr()
+    again = load_target(SERVED).description.times
+    assert dict(again).keys() == dict(said.times).keys()
+    profile = load_target(TargetRole(port=0, batch=4, emulate=EMULATED, sequence_length=128))
+    seconds = Times(dict(profile.description.times)).seconds(1, 1)
+    assert seconds == pytest.approx(0.0368, abs=0.0002)
     assert "measuring" not in capsys.readouterr().err
 
 
@@ -113,16 +104,6 @@ def test_a_target_that_tells_nonsense_is_refused(message: pb.Description) -> Non
     message.protocol_version = PROTOCOL_VERSION
     with pytest.raises(Mismatch, match="the target"):
         translate.read_description(message)
-
-
-def test_a_link_is_measured_by_exchanges_without_work() -> None:
-    engine = successor_engine()
-    with (
-        BackgroundServer(Target(engine, describe(engine), LOOPBACK)) as server,
-        connect(str(server.address)) as connection,
-    ):
-        assert measure_round_trip(connection.probe, list[str]().append) > 0
-    assert not engine.model.calls  # type: ignore[attr-defined]  # of a Successor
 
 
 LINKS = {"short": (0.02, PROBES, 0), "long": (0.3, TRUSTED, 0), "longer": (0.6, TRUSTED, 1)}
@@ -161,11 +142,13 @@ def test_the_link_is_measured_once_for_all_rows(port: str, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("tokens", [(40, 2), (2, 40)], ids=str)
 def test_what_is_kept_is_what_the_row_learned_that_learned_most(
-    slow: str, tmp_path: Path, tokens: tuple[int, int]
+    tmp_path: Path, tokens: tuple[int, int]
 ) -> None:
+    """The target takes 37 ms for a forward: a draft comes in time."""
     path = tmp_path / "acceptance" / "pair.json"
     tokenizer = find_draft(DraftModelOptions()).tokenizer
-    with connect(f"127.0.0.1:{slow}") as connection:
+    slow = load_target(TargetRole(port=0, batch=2, emulate=EMULATED))
+    with BackgroundServer(slow) as server, connect(str(server.address)) as connection:
         pool, learned = pool_of(connection, 2, path), list[dict[str, object]]()
         pool.keep()
         assert not path.exists()  # nothing was learned
@@ -182,19 +165,11 @@ def test_what_is_kept_is_what_the_row_learned_that_learned_most(
     assert read_acceptance(path).to_record()["version"] == learned[0]["version"]
 
 
-def test_a_target_is_measured_once(capsys: pytest.CaptureFixture[str]) -> None:
-    options = TargetRole(port=0, batch=1, max_tree_nodes=4, measure_first=True)
-    first = load_target(options).description.times
-    capsys.readouterr()
-    assert dict(load_target(options).description.times).keys() == dict(first).keys()
-    assert "measuring" not in capsys.readouterr().err
-
-
 def test_what_takes_long_is_measured_while_nobody_asks_and_changes_no_text(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("outrider.models.profiles.QUICK_SECONDS", 0.0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "by hand"))
     target = load_target(TargetRole(port=0, batch=1, max_tree_nodes=16, sequence_length=512))
     engine, prompt = target.engine, list(range(3, 300))
     texts = [_text(engine, prompt)]
@@ -202,9 +177,12 @@ def test_what_takes_long_is_measured_while_nobody_asks_and_changes_no_text(
         texts.append(_text(engine, prompt))  # from the prefix that the row has cached
     assert len(texts) > 3
     assert texts == texts[:1] * len(texts)
-    (stored,) = (tmp_path / "outrider" / "profiles").iterdir()
+    (stored,) = (tmp_path / "by hand" / "outrider" / "profiles").iterdir()
     seconds = {(rows, nodes) for rows, nodes, _ in json.loads(stored.read_text())["times"]}
     assert seconds == {shape for shape, _ in target.description.times}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "idle"))
+    with BackgroundServer(load_target(TargetRole(port=0, batch=1, max_tree_nodes=4))):
+        eventually(lambda: (tmp_path / "idle" / "outrider" / "profiles").exists())
 
 
 def _text(engine: Engine, prompt: list[int]) -> list[int]:
@@ -214,14 +192,6 @@ def _text(engine: Engine, prompt: list[int]) -> list[int]:
     session.close()
     engine.step()
     return [token for step in steps for token in step.tokens]
-
-
-def test_an_idle_target_measures_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("outrider.models.profiles.QUICK_SECONDS", 0.0)
-    target = load_target(TargetRole(port=0, batch=1, max_tree_nodes=4))
-    with BackgroundServer(target):
-        eventually(lambda: (tmp_path / "outrider" / "profiles").exists())
 
 
 def test_a_profile_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from compile.compile_options import CompileOptions
 from compile.request import find_checkpoint
 from inference.drafters.round_proposer import BestFirst, RoundProposer
 from inference.engine.sessions.local_session import LocalSession
-from inference.errors import InvalidRequest, UnsupportedModel
+from inference.errors import UnsupportedModel
 from inference.loop.decode import Step
 from inference.sampling import SamplingParams
 from inference.text.tokenizer import Tokenizer
@@ -55,11 +56,6 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved(tmp_path_factory.mktemp("experts"), 1)
 
 
-@pytest.fixture(scope="module")
-def near(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved(tmp_path_factory.mktemp("near"), 1, 0.01)
-
-
 def role(model: Path | None, **given: Any) -> TargetRole:
     name = None if model is None else str(model)
     return TargetRole(
@@ -67,10 +63,10 @@ def role(model: Path | None, **given: Any) -> TargetRole:
     )
 
 
-def test_a_mixture_of_experts_is_target_and_draft(experts: Path, near: Path) -> None:
+def test_a_mixture_of_experts_is_target_and_draft(experts: Path, tmp_path: Path) -> None:
     """Nothing names the backend: our decoder does not know the architecture."""
     served = load_served(role(experts))
-    found = find_draft(DraftModelOptions(draft_model=str(near)))
+    found = find_draft(DraftModelOptions(draft_model=str(saved(tmp_path, 1, 0.01))))
     assert isinstance(found.model, LibraryCheckpoint)
     draft = found.load(DeviceOptions(device="cpu"), Capacity(1, 64, 64, 64))
     assert draft.model is not None
@@ -84,45 +80,36 @@ def test_a_mixture_of_experts_is_target_and_draft(experts: Path, near: Path) -> 
     assert served.description.model == str(experts)
 
 
-def greedy_text(options: TargetRole) -> Sequence[int]:
-    return alone(LocalSession(load_served(options).engine), PROMPT, SamplingParams(), 12)
-
-
 def test_the_library_computes_what_our_decoder_computes() -> None:
-    assert isinstance(find_target(role(None)), Checkpoint)
-    by_library = role(None, backend="transformers")
-    found = find_target(by_library)
-    assert isinstance(found, LibraryCheckpoint)
-    assert found.fingerprint() != find_target(role(None)).fingerprint()
-    assert greedy_text(by_library) == greedy_text(role(None))
+    roles = role(None), role(None, backend="transformers")
+    ours, theirs = map(find_target, roles)
+    assert isinstance(ours, Checkpoint)
+    assert isinstance(theirs, LibraryCheckpoint)
+    assert ours.fingerprint() != theirs.fingerprint()
+    texts = [
+        alone(LocalSession(load_served(options).engine), PROMPT, SamplingParams(), 12)
+        for options in roles
+    ]
+    assert texts[0] == texts[1]
 
 
 def test_what_our_decoder_alone_does_is_refused_for_others(experts: Path) -> None:
     reduced = QuantizationOptions(draft_model=str(experts), draft_quantization="int8")
-    assert_refused(lambda: find_draft(reduced), ["--draft_quantization", "transformers library"])
-    offloaded = role(experts, layer_offload="disk")
-    assert_refused(lambda: find_target(offloaded), ["--layer_offload", "transformers library"])
-    ours = role(experts, backend="outrider")
-    assert_refused(lambda: find_target(ours), ["qwen3_moe", "qwen2", "llama"], UnsupportedModel)
-    found = find_target(role(experts))
-    neuron = DeviceOptions(device="neuron")
-    room = Capacity(1, 64, 8, 64)
-    assert_refused(
-        lambda: found.load(neuron, room),
-        ["neuron", "qwen3_moe", "llama, mistral"],
-        UnsupportedModel,
-    )
-
-
-def test_flags_that_need_our_decoder_exclude_the_library(experts: Path) -> None:
-    with pytest.raises(InvalidRequest, match="layer_offload"):
-        role(experts, backend="transformers", layer_offload="disk")
-
-
-def test_compile_names_what_it_supports(experts: Path) -> None:
-    options = CompileOptions(model=str(experts), dry_run=True)
-    shown = ["qwen3_moe", "llama, mistral, qwen2, qwen3"]
-    assert_refused(lambda: find_checkpoint(options), shown, UnsupportedModel)
+    offloaded, ours = role(experts, layer_offload="disk"), role(experts, backend="outrider")
+    compiled = CompileOptions(model=str(experts), dry_run=True)
+    both = partial(role, experts, backend="transformers", layer_offload="disk")
+    library = "transformers library"
+    assert_refused(lambda: find_draft(reduced), ["--draft_quantization", library])
+    assert_refused(lambda: find_target(offloaded), ["--layer_offload", library])
+    assert_refused(both, ["layer_offload"])
+    neuron = partial(find_target(role(experts)).load, DeviceOptions(device="neuron"))
+    refused: list[tuple[Callable[[], object], list[str]]] = [
+        (lambda: find_target(ours), ["qwen3_moe", "qwen2", "llama"]),
+        (lambda: neuron(Capacity(1, 64, 8, 64)), ["neuron", "qwen3_moe", "llama, mistral"]),
+        (lambda: find_checkpoint(compiled), ["qwen3_moe", "llama, mistral, qwen2, qwen3"]),
+    ]
+    for call, shown in refused:
+        assert_refused(call, shown, UnsupportedModel)
 
 
 def test_list_shows_which_models_can_be_used(experts: Path, tmp_path: Path) -> None:

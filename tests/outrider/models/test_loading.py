@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -22,31 +22,27 @@ from outrider.models import devices as precision
 from outrider.models.devices import ComputeType, pick
 from outrider.models.found_model import EMBEDDED, Capacity
 from outrider.models.loading import PREFILL_NODES, Checkpoint, find_checkpoint, loading_status
-from outrider.options.commands import parse
-from outrider.options.groups import DeviceOptions, DraftModelOptions, QuantizationOptions
+from outrider.options.groups import DeviceOptions, QuantizationOptions
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_served
 from tests.support import pairs
 from tests.support.commands import Terminal
 from tests.support.models import write_checkpoint_with_tokenizer
-from tests.support.pairs import rounds, speculated
+
+SMALL: dict[str, Any] = {"port": 0, "batch": 1, "max_tree_nodes": 8, "sequence_length": 64}
 
 
-def load() -> None:
-    find_draft(DraftModelOptions()).load(DeviceOptions(), Capacity(1, 64, 8, PREFILL_NODES))
+def load(quantization: Quantization | None = None) -> None:
+    options = QuantizationOptions(draft_quantization=quantization)
+    find_draft(options).load(DeviceOptions(), Capacity(1, 64, 8, PREFILL_NODES))
 
 
-def test_a_terminal_shows_that_a_model_is_loading_and_nothing_afterwards(
-    terminal: Terminal,
-) -> None:
-    with terminal, loading_status("a [model]") as report:
-        assert terminal.shown[0].startswith("loading a [model] ")
-        report(Loading(1, 3, 4_000_000_000, 8_000_000_000))
-    assert terminal.everything == ""
-
-
-def test_a_loaded_model_leaves_one_line(terminal: Terminal) -> None:
+def test_a_terminal_shows_that_a_model_is_loading_and_a_line_afterwards(terminal: Terminal) -> None:
     with terminal:
+        with loading_status("a [model]") as report:
+            assert terminal.shown[0].startswith("loading a [model] ")
+            report(Loading(1, 3, 4_000_000_000, 8_000_000_000))
+        assert terminal.everything == ""
         load()
     assert re.fullmatch(r"outrider-embedded-draft: .* loaded in [0-9.]+ s", terminal.everything)
 
@@ -54,8 +50,9 @@ def test_a_loaded_model_leaves_one_line(terminal: Terminal) -> None:
 def test_elsewhere_a_large_model_is_announced_and_a_small_one_is_not(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    load()
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    load("int8")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "float32, int8 matrices on cpu" in line
     with loading_status("a model") as report:
         for read in (0, 1, 2):
             report(Loading(1, 3, read, 8_000_000_000))
@@ -72,18 +69,14 @@ def test_a_target_that_takes_the_cpu_unasked_beside_a_neuron_device_says_so(
 ) -> None:
     (tmp_path / "neuron0").touch()
     monkeypatch.setattr(neuron_sdk, "DEVICE", tmp_path / "neuron0")
-    load_served(TargetRole(port=0, batch=1, max_tree_nodes=8, sequence_length=64, device=device))
-    assert (
-        "has an unused Neuron device: --device neuron uses it" in capsys.readouterr().err
-    ) == told
+    load_served(TargetRole(**SMALL, device=device))
+    words = "has an unused Neuron device: --device neuron uses it"
+    assert (words in capsys.readouterr().err) == told
 
 
 def test_a_target_without_an_end_of_text_is_loaded(tmp_path: Path) -> None:
     model = write_checkpoint_with_tokenizer(tmp_path, eos_token_id=None)
-    options = TargetRole(
-        model=str(model), port=0, batch=1, max_tree_nodes=8, sequence_length=64, device="cpu"
-    )
-    load_served(options)
+    load_served(TargetRole(model=str(model), **SMALL, device="cpu"))
 
 
 F32 = ComputeType(torch.float32)
@@ -167,37 +160,19 @@ def test_what_was_asked_for_or_is_small_is_left_as_it_is(large: Checkpoint, has:
         assert found.settled(options, drafts=True) is found
 
 
-def test_auto_is_what_no_flag_means() -> None:
-    words = ["--role", "target", "--dtype"]
-    assert parse([*words, "auto"]) == parse(words[:2])
-    assert parse([*words, "float16"]).replace(dtype="auto") == parse(words[:2])
-
-
-PROMPT = pairs.prompt_of(9)
+def test_drafts_that_compute_differently_have_fingerprints_of_their_own() -> None:
+    kinds: list[Quantization | None] = [None, "int8", "int4"]
+    drafts = [find_draft(QuantizationOptions(draft_quantization=kind)).model for kind in kinds]
+    assert len({draft.fingerprint()[:16] for draft in drafts}) == len(drafts)
+    assert all(len(draft.fingerprint()) == 32 for draft in drafts)
 
 
 def test_int8_of_the_targets_own_weights_proposes_most_of_its_tokens() -> None:
     served, draft, steps = pairs.engine(pairs.decoder(1)), pairs.decoder(1), list[Step]()
     quantize(draft, "int8")
-    session = LocalSession(served)
-    made = speculated(session, rounds(draft), PROMPT, SamplingParams(), 40, steps.append)
+    session, prompt = LocalSession(served), pairs.prompt_of(9)
+    made = pairs.speculated(
+        session, pairs.rounds(draft), prompt, SamplingParams(), 40, steps.append
+    )
     assert len(made) == 40
     assert len([step for step in steps if step.tokens]) <= 20
-
-
-def found(quantization: Quantization | None = None) -> Checkpoint:
-    """The embedded draft."""
-    draft = find_draft(QuantizationOptions(draft_quantization=quantization))
-    assert isinstance(draft.model, Checkpoint)
-    return draft.model
-
-
-def test_a_draft_is_loaded_as_its_flag_says(capsys: pytest.CaptureFixture[str]) -> None:
-    found("int8").load(DeviceOptions(), Capacity(1, 64, 8, 16))
-    assert "float32, int8 matrices on cpu" in capsys.readouterr().err
-
-
-def test_drafts_that_compute_differently_have_fingerprints_of_their_own() -> None:
-    drafts = [found(), found("int8"), found("int4")]
-    assert len({draft.fingerprint()[:16] for draft in drafts}) == len(drafts)
-    assert all(len(draft.fingerprint()) == 32 for draft in drafts)
