@@ -65,11 +65,16 @@ def test_a_pair_is_the_largest_that_a_machine_computes_quickly(
     assert draft in pair[1].name
 
 
-def test_where_nothing_fits_no_pair_is_chosen() -> None:
+def test_where_nothing_fits_nothing_is_chosen_and_a_draft_alone_is_the_smallest_quick_one() -> None:
     tiny, bare = MachineFacts(10**9, 2), LAPTOP._replace(torch=False, llama_cpp=False)
     for machine, size in ((tiny, ""), (LAPTOP, "32b"), (bare, "")):
         assert choose_pair(short_names()[CODER], machine, size) is None
-    assert choose_draft(short_names()[CODER][:4], bare) is None
+    drafts = short_names()[CODER][:4]
+    for machine, gguf in ((SMALL, True), (GPU, False)):
+        chosen = choose_draft(drafts, machine)
+        assert chosen is not None
+        assert (chosen.gguf, chosen.millions) == (gguf, 494)
+    assert choose_draft(drafts, bare) is None
 
 
 def test_a_pair_here_needs_one_tokenizer_and_a_draft_of_half_the_size() -> None:
@@ -77,13 +82,6 @@ def test_a_pair_here_needs_one_tokenizer_and_a_draft_of_half_the_size() -> None:
     assert choose_pair([large, small], SMALL) == (large, small)
     assert choose_pair([large, small._replace(family="u")], SMALL) is None
     assert choose_pair([large, small._replace(parameters=3 * 10**9)], SMALL) is None
-
-
-def test_a_draft_alone_is_the_smallest_of_the_kind_that_is_quick_here() -> None:
-    for machine, gguf in ((SMALL, True), (GPU, False)):
-        chosen = choose_draft(short_names()[CODER][:4], machine)
-        assert chosen is not None
-        assert (chosen.gguf, chosen.millions) == (gguf, 494)
 
 
 def test_a_name_belongs_to_the_longest_family_in_it() -> None:
@@ -129,6 +127,17 @@ def test_a_pair_that_is_not_here_is_refused_with_what_is_needed(
     assert_refused(twice, ["--draft_model is for outrider serve"])
 
 
+def test_the_draft_alone_is_chosen_for_what_the_target_serves(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_arguments: None)
+    with outrider.serve(port=0) as target:
+        ended = run("up", "embedded", "--target_host", target.address, "--http_port", "0")
+    lines = [line for line in ended.err.splitlines() if line.startswith(("target: ", "draft: "))]
+    models = [line.split()[1].rstrip(",") for line in lines]
+    assert models == ["outrider-embedded-target", "outrider-embedded-draft"]
+
+
 def begun(*words: str) -> subprocess.Popen[str]:
     """The role, in a group of processes of its own."""
     command = [sys.executable, "-m", "outrider", "up", *words, "--http_port", "0"]
@@ -161,14 +170,6 @@ def assert_nothing_is_left(process: subprocess.Popen[str]) -> None:
     raise AssertionError("a process is left")
 
 
-def answer(page: str) -> str:
-    body = json.dumps({"prompt": "def main():", "max_tokens": 8}).encode()
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{page}/v1/completions", body, headers)
-    with urllib.request.urlopen(request, timeout=60) as response:
-        return str(json.load(response)["choices"][0]["text"])
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="groups of processes are POSIX's")
 def test_a_pair_answers_over_http_and_leaves_nothing(tmp_path: Path) -> None:
@@ -177,7 +178,11 @@ def test_a_pair_answers_over_http_and_leaves_nothing(tmp_path: Path) -> None:
     process = begun("--directory", str(tmp_path))
     page = until(process, "chat page: ")
     assert page.startswith("http://127.0.0.1:")
-    assert answer(page)
+    body = json.dumps({"prompt": "def main():", "max_tokens": 8}).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{page}/v1/completions", body, headers)
+    with urllib.request.urlopen(request, timeout=60) as response:
+        assert json.load(response)["choices"][0]["text"]
     os.killpg(process.pid, signal.SIGINT)  # as a terminal sends Ctrl-C
     assert_nothing_is_left(process)
 
@@ -190,14 +195,3 @@ def test_a_pair_that_is_stopped_while_it_starts_leaves_nothing() -> None:
     process.send_signal(signal.SIGTERM)
     assert_nothing_is_left(process)
     assert process.returncode == 130
-
-
-@pytest.mark.slow
-def test_the_draft_alone_is_chosen_for_what_the_target_serves() -> None:
-    with outrider.serve(port=0) as target:
-        process = begun("embedded", "--target_host", target.address)
-        assert "outrider-embedded-target" in until(process, "target: ")
-        assert "outrider-embedded-draft" in until(process, "draft: ")
-        assert answer(until(process, "chat page: "))
-        process.send_signal(signal.SIGINT)
-        assert_nothing_is_left(process)

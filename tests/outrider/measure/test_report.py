@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +17,6 @@ from outrider.measure.figures import (
     summarise,
 )
 from outrider.measure.journal import Journal, plan_of
-from outrider.measure.plots import draw
 from outrider.measure.report import SPEEDS, WIDTH, Report, leader, table, verdict
 from outrider.measure.run import (
     AGAIN,
@@ -210,20 +206,3 @@ def test_columns_that_say_nothing_are_hidden_and_the_widest_table_fits_a_termina
     found = rows({tree: 0.5}, billing=PRICED) + rows({tree: 0.5}, rtt_ms=1000, billing=PRICED)
     assert "$/1M" in table(found, SPEEDS)[0]
     assert max(map(len, report(found).text().splitlines())) <= WIDTH
-
-
-def test_titles_of_plots_are_whole_and_bars_stand_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    figure = pytest.importorskip("matplotlib.figure")
-    agg, drawn = pytest.importorskip("matplotlib.backends.backend_agg"), list[Any]()
-    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
-    found = rows({"a": 0.5, "b": 0.6, "c": 0.7}, billing=PRICED)
-    draw(tmp_path, "a draft for a target on a device; " * 8, found)
-    (picture,) = drawn
-    canvas = agg.FigureCanvasAgg(picture)
-    title = picture.texts[0].get_window_extent(canvas.get_renderer())
-    assert 0 <= title.x0 < title.x1 <= picture.bbox.width
-    bars = picture.axes[0].patches
-    assert len(bars) == 3
-    assert all(left.get_x() + left.get_width() < right.get_x() for left, right in pairwise(bars))

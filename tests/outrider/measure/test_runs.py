@@ -101,6 +101,13 @@ def test_a_run_is_what_its_flags_are_on_the_command_line_whatever_the_environmen
     assert run.options == options
 
 
+def nested(levels: int) -> str:
+    """A list of nine, so many times nested by aliases: 9**levels values, if it is written out."""
+    lines = [f"&a0 {[1] * 9}"]
+    lines += [f"&a{one} [{', '.join([f'*a{one - 1}'] * 9)}]" for one in range(1, levels)]
+    return f"[{', '.join(lines)}]"
+
+
 @pytest.mark.parametrize(
     ("text", "needed"),
     [
@@ -124,6 +131,9 @@ def test_a_run_is_what_its_flags_are_on_the_command_line_whatever_the_environmen
         ("runs: [{prompt: x, profile: there}]", ["runs[0].profile", "no meaning"]),
         ("runs: [{prompt: x, name: a}, {prompt: y, name: a}]", ["two runs are called a"]),
         ("runs: [{prompt: x, name: ..}]", ["a run is called ..", "a letter or digit"]),
+        (f"runs: [{{name: {nested(30)}}}]", ["runs"]),
+        (f"runs: {nested(30)}", ["runs"]),
+        (f"runs: [{{gamma: {nested(30)}}}]", ["runs"]),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line_with_its_place(
@@ -139,19 +149,6 @@ def test_a_sweep_of_too_many_runs_is_refused_before_any_is_made(tmp_path: Path) 
     for flags, runs in ((lists, "[{}, {}]"), (endless, "[{}]")):
         path = file_of(tmp_path, f"flags:\n{flags}runs: {runs}\n")
         assert_refused(lambda path=path: read_runs(path), ["more than 1000 runs"])
-
-
-def nested(levels: int) -> str:
-    """A list of nine, so many times nested by aliases: 9**levels values, if it is written out."""
-    lines = [f"&a0 {[1] * 9}"]
-    lines += [f"&a{one} [{', '.join([f'*a{one - 1}'] * 9)}]" for one in range(1, levels)]
-    return f"[{', '.join(lines)}]"
-
-
-@pytest.mark.parametrize("text", ["runs: [{{name: {0}}}]", "runs: {0}", "runs: [{{gamma: {0}}}]"])
-def test_what_aliases_nest_is_not_written_out(tmp_path: Path, text: str) -> None:
-    path = file_of(tmp_path, text.format(nested(30)))
-    assert_refused(lambda: read_runs(path), ["runs"])
 
 
 @pytest.mark.parametrize("flag", sorted({"role", *flags_of(DraftRole)} - {"config"}))

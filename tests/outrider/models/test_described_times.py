@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from threading import Event
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from grpc_comm import translate
-from grpc_comm.client.connection import Connection, connect
+from grpc_comm.client.connection import connect
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.translate import MAX_TIMES, PROTOCOL_VERSION
@@ -87,78 +88,57 @@ def one_time(rows: int = 1, nodes: int = 1, seconds: float = 0.1) -> pb.ForwardT
     return pb.ForwardTime(rows=rows, nodes=nodes, seconds=seconds)
 
 
-WRONG = {
-    "a time of 0": pb.Description(times=[one_time(seconds=0.0)]),
-    "an endless time": pb.Description(times=[one_time(seconds=float("inf"))]),
-    "no time": pb.Description(times=[one_time(seconds=float("nan"))]),
-    "no rows": pb.Description(times=[one_time(rows=0)]),
-    "no nodes": pb.Description(times=[one_time(nodes=0)]),
-    "too many": pb.Description(times=[one_time()] * (MAX_TIMES + 1)),
-    "a negative price": pb.Description(usd_per_hour=-1.0),
-    "no price": pb.Description(usd_per_hour=float("nan")),
-}
-
-
-@pytest.mark.parametrize("message", WRONG.values(), ids=WRONG)
-def test_a_target_that_tells_nonsense_is_refused(message: pb.Description) -> None:
-    message.protocol_version = PROTOCOL_VERSION
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"times": [one_time(seconds=0.0)]},
+        {"times": [one_time(seconds=float("inf"))]},
+        {"times": [one_time(seconds=float("nan"))]},
+        {"times": [one_time(rows=0)]},
+        {"times": [one_time(nodes=0)]},
+        {"times": [one_time()] * (MAX_TIMES + 1)},
+        {"usd_per_hour": -1.0},
+        {"usd_per_hour": float("nan")},
+    ],
+)
+def test_a_target_that_tells_nonsense_is_refused(values: dict[str, Any]) -> None:
+    message = pb.Description(protocol_version=PROTOCOL_VERSION, **values)
     with pytest.raises(Mismatch, match="the target"):
         translate.read_description(message)
 
 
-LINKS = {"short": (0.02, PROBES, 0), "long": (0.3, TRUSTED, 0), "longer": (0.6, TRUSTED, 1)}
-
-
-@pytest.mark.parametrize(("seconds", "exchanges", "lines"), LINKS.values(), ids=LINKS)
-def test_a_long_link_is_measured_by_fewer_exchanges_and_said_to_be_when_they_take_over_a_second(
-    seconds: float, exchanges: int, lines: int
-) -> None:
-    told, probes = list[str](), iter([seconds] * 100)
-    assert measure_round_trip(lambda: next(probes), told.append) == pytest.approx(seconds)
-    assert (100 - len(list(probes)), len(told)) == (exchanges, lines)
-
-
-def pool_of(connection: Connection, rows: int, learned: Path | None) -> GrowingRows:
-    """Of the embedded draft."""
-    capacity = Capacity(rows, 128, TUNING.room, PREFILL_NODES)
-    draft = find_draft(DraftModelOptions()).load(DeviceOptions(), capacity)
-    pair = Pair(connection, {(1, 1): 0.002, (1, 64): 0.008}, learned)
-    return GrowingRows(draft, pair, Goal(), copies=False, rows=rows)
-
-
-def test_the_link_is_measured_once_for_all_rows(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with connect(f"127.0.0.1:{port}") as connection:
-        probes, probe = list[float](), connection.probe
-
-        def counted() -> float:
-            probes.append(probe())
-            return probes[-1]
-
-        monkeypatch.setattr(connection, "probe", counted)
-        pool = pool_of(connection, 4, None)
-        assert len(probes) <= PROBES
-        assert {each.round_trip for each in pool.stats} == {median(probes)}
+def test_a_long_link_is_measured_by_fewer_exchanges_and_said_to_be_over_a_second() -> None:
+    for seconds, exchanges, lines in ((0.02, PROBES, 0), (0.3, TRUSTED, 0), (0.6, TRUSTED, 1)):
+        told, probes = list[str](), iter([seconds] * 100)
+        assert measure_round_trip(partial(next, probes), told.append) == pytest.approx(seconds)
+        assert (100 - len(list(probes)), len(told)) == (exchanges, lines)
 
 
 @pytest.mark.parametrize("tokens", [(40, 2), (2, 40)], ids=str)
-def test_what_is_kept_is_what_the_row_learned_that_learned_most(
-    tmp_path: Path, tokens: tuple[int, int]
+def test_the_link_is_measured_once_for_all_rows_and_what_most_was_learned_from_is_kept(
+    tmp_path: Path, tokens: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The target takes 37 ms for a forward: a draft comes in time."""
-    path = tmp_path / "acceptance" / "pair.json"
-    tokenizer = find_draft(DraftModelOptions()).tokenizer
+    path, learned, probes = tmp_path / "acceptance" / "pair.json", list[Any](), list[float]()
+    found = find_draft(DraftModelOptions())
+    draft = found.load(DeviceOptions(), Capacity(2, 128, TUNING.room, PREFILL_NODES))
     slow = load_target(TargetRole(port=0, batch=2, emulate=EMULATED))
     with BackgroundServer(slow) as server, connect(str(server.address)) as connection:
-        pool, learned = pool_of(connection, 2, path), list[dict[str, object]]()
+        probe = connection.probe
+        monkeypatch.setattr(connection, "probe", lambda: probes.append(probe()) or probes[-1])
+        pair = Pair(connection, {(1, 1): 0.002, (1, 64): 0.008}, path)
+        pool = GrowingRows(draft, pair, Goal(), copies=False, rows=2)
+        assert len(probes) <= PROBES
+        assert {row.round_trip for row in pool.stats} == {median(probes)}
         pool.keep()
         assert not path.exists()  # nothing was learned
         with ExitStack() as stack:
             for index, most in enumerate(tokens):
                 (proposer,) = stack.enter_context(pool.lent(lambda: True))
-                ids = tokenizer.encode("def main():")
+                ids = found.tokenizer.encode("def main():")
                 request = Request(index, "", ids, SamplingParams(), most, frozenset())
                 session = connection.session()
-                complete(request, session, inline([proposer]), tokenizer, silent, Event())
+                complete(request, session, inline([proposer]), found.tokenizer, silent, Event())
                 learned.append(pool.stats[index].acceptance.to_record())
         pool.keep()
     assert json.loads(path.read_text()) == learned[tokens.index(40)] != learned[tokens.index(2)]

@@ -12,11 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inference.backends.neuron import sdk as neuron_sdk
-from inference.engine.sessions.local_session import LocalSession
-from inference.loop.decode import Step
 from inference.model.checkpoints.checkpoint import Loading
-from inference.model.quantized import Quantization, quantize
-from inference.sampling import SamplingParams
+from inference.model.quantized import Quantization
 from outrider.draft_methods import find_draft
 from outrider.models import devices as precision
 from outrider.models.devices import ComputeType, pick
@@ -25,7 +22,6 @@ from outrider.models.loading import PREFILL_NODES, Checkpoint, find_checkpoint, 
 from outrider.options.groups import DeviceOptions, QuantizationOptions
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_served
-from tests.support import pairs
 from tests.support.commands import Terminal
 from tests.support.models import write_checkpoint_with_tokenizer
 
@@ -165,14 +161,3 @@ def test_drafts_that_compute_differently_have_fingerprints_of_their_own() -> Non
     drafts = [find_draft(QuantizationOptions(draft_quantization=kind)).model for kind in kinds]
     assert len({draft.fingerprint()[:16] for draft in drafts}) == len(drafts)
     assert all(len(draft.fingerprint()) == 32 for draft in drafts)
-
-
-def test_int8_of_the_targets_own_weights_proposes_most_of_its_tokens() -> None:
-    served, draft, steps = pairs.engine(pairs.decoder(1)), pairs.decoder(1), list[Step]()
-    quantize(draft, "int8")
-    session, prompt = LocalSession(served), pairs.prompt_of(9)
-    made = pairs.speculated(
-        session, pairs.rounds(draft), prompt, SamplingParams(), 40, steps.append
-    )
-    assert len(made) == 40
-    assert len([step for step in steps if step.tokens]) <= 20

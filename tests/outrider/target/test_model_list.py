@@ -176,8 +176,8 @@ def test_an_entry_takes_from_the_command_line_what_it_leaves_out(folder: Path) -
     entries = [{"name": "a", "model": model}, {"name": "b", "model": model, **own}]
     listed = read(folder, entries, batch=3, sequence_length=77, threads=1, model="ignored")
     assert [
-        (each.model, each.batch, each.sequence_length, each.dtype, each.threads)
-        for each in listed.values()
+        (role.model, role.batch, role.sequence_length, role.dtype, role.threads)
+        for role in listed.values()
     ] == [(model, 3, 77, "float32", 1), (model, 7, 99, "bfloat16", 1)]
     assert listed["b"].max_tree_nodes == 9
 

@@ -27,25 +27,23 @@ from outrider.target.target import chat_command, notify
 from tests.support.commands import Run
 from tests.support.refusals import assert_refused
 
-STARTED = {
-    "target": role_command("target", "--port", "0", "--batch", "1"),
-    "link": [
-        *(sys.executable, "-m", "outrider.measure.link"),
-        *("127.0.0.1:1", "127.0.0.1:0", "0", "0"),
-    ],
-}
+LINK = [sys.executable, "-m", "outrider.measure.link", "127.0.0.1:1", "127.0.0.1:0", "0", "0"]
+TARGET = role_command("target", "--port", "0", "--batch", "1")
 
 
 @pytest.mark.parametrize(
-    ("kind", "by"), [("target", "input"), ("link", "SIGTERM"), ("link", "input")]
+    ("command", "by"),
+    [(TARGET, "input"), (LINK, "SIGTERM"), (LINK, "input")],
+    ids=["target by input", "link by SIGTERM", "link by input"],
 )
 def test_a_process_ends_when_it_is_told_to_and_when_its_starter_and_input_are_gone(
-    kind: str, by: str
+    command: list[str], by: str
 ) -> None:
+    pipe = subprocess.PIPE
     with subprocess.Popen(
-        STARTED[kind],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        command,
+        stdin=pipe,
+        stdout=pipe,
         stderr=subprocess.STDOUT,
         text=True,
         env=child_environment(),
