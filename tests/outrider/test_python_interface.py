@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
@@ -138,7 +139,7 @@ def test_a_misspelt_option_is_named_with_the_nearest_and_no_target_is_an_unavail
     options: tuple[Any, ...] = ({"metrics_port": 0}, {"prot": 0})
     for given in options:
         (name,) = given
-        assert_refused(lambda given=given: outrider.serve(**given), [f"no parameter {name}"])
+        assert_refused(partial(outrider.serve, **given), [f"no parameter {name}"])
 
 
 def test_keyword_arguments_are_those_of_flags_and_parameters() -> None:

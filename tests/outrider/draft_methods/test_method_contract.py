@@ -243,9 +243,9 @@ def test_a_pair_of_files_is_listed_and_its_drafted_text_is_the_targets_own(
     with BackgroundServer(load_target(role)) as server:
         flags = ["--port", server.address.port, "--draft", "model", "--max_new_tokens", "160"]
         flags += ["--temperature", "0.7", "--seed", "3", "--baseline", "--json"]
-        for draft in (pair["draft"], EMBEDDED / "draft"):
+        for file in (pair["draft"], EMBEDDED / "draft"):
             for waits in ([], ["--tree_nodes", "16"]):
-                words = ["--draft_model", draft, *waits]
+                words = ["--draft_model", file, *waits]
                 (made,) = run("run", "def read_lines(path):", *flags, *words).records
                 assert made["token_ids"] == made["baseline"]["token_ids"]
                 assert made["draft_calls"] > 0 or not waits  # the target may be done before

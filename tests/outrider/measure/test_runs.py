@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,7 @@ def test_a_sweep_of_too_many_runs_is_refused_before_any_is_made(tmp_path: Path) 
     endless = "".join(f"  flag{index}: [1, 2, 3]\n" for index in range(20_000))
     for flags, runs in ((lists, "[{}, {}]"), (endless, "[{}]")):
         path = file_of(tmp_path, f"flags:\n{flags}runs: {runs}\n")
-        assert_refused(lambda path=path: read_runs(path), ["more than 1000 runs"])
+        assert_refused(partial(read_runs, path), ["more than 1000 runs"])
 
 
 @pytest.mark.parametrize("flag", sorted({"role", *flags_of(DraftRole)} - {"config"}))

@@ -125,7 +125,12 @@ def test_the_link_is_measured_once_for_all_rows_and_what_most_was_learned_from_i
     slow = load_target(TargetRole(port=0, batch=2, emulate=EMULATED))
     with BackgroundServer(slow) as server, connect(str(server.address)) as connection:
         probe = connection.probe
-        monkeypatch.setattr(connection, "probe", lambda: probes.append(probe()) or probes[-1])
+
+        def counted() -> float:
+            probes.append(probe())
+            return probes[-1]
+
+        monkeypatch.setattr(connection, "probe", counted)
         pair = Pair(connection, {(1, 1): 0.002, (1, 64): 0.008}, path)
         pool = GrowingRows(draft, pair, Goal(), copies=False, rows=2)
         assert len(probes) <= PROBES
