@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,25 +74,6 @@ def test_pull_of_a_directory_checks_it(tmp_path: Path, run: Run) -> None:
     run("pull", tmp_path).assert_failed(str(tmp_path))
 
 
-EMBEDDED_TOKENIZER = Tokenizer(EMBEDDED / "target").identity
-OPEN = PublishedModel("acme", "acme/open", 1, "float16", 1.2, "apache-2.0", 1024)
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A hub with two models; yields the cache, which is not there before something is fetched."""
-    (tmp_path / "gguf").mkdir()
-    (tmp_path / "gguf" / "draft.gguf").write_bytes(b"GGUF")
-    models = {OPEN.repository: EMBEDDED / "draft", "acme/gguf": tmp_path / "gguf"}
-    with hub_server(models) as address:
-        monkeypatch.setattr(constants, "ENDPOINT", address)
-        template = address + "/{repo_id}/resolve/{revision}/{filename}"
-        for module in (constants, file_download):
-            monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-        yield tmp_path / "hub"
-
-
 def here(name: str = "draft", **changes: Any) -> ModelHere:
     """A model on this machine."""
     return ModelHere(name, Path(name), 1000, 500_000_000, "t0")._replace(**changes)
@@ -124,13 +104,23 @@ def test_published_drafts_are_of_the_targets_family_smaller_and_not_here() -> No
 
 
 def test_a_draft_with_the_targets_tokenizer_is_fetched_and_a_gguf_file_with_its_checkpoints(
-    hub: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(Mismatch, match="acme/open is not downloaded"):
-        fetch(OPEN, TokenizerIdentity("another"))
-    assert not list(hub.glob("**/*.safetensors"))
-    fetch(OPEN, EMBEDDED_TOKENIZER)
-    assert list(hub.glob("**/*.safetensors"))
-    draft = replace(OPEN, repository="acme/gguf", file="draft.gguf", tokenizer=OPEN.repository)
-    files = {path.name for path in fetch(draft, EMBEDDED_TOKENIZER).parent.iterdir()}
+    draft = PublishedModel("acme", "acme/open", 1, "float16", 1.2, "apache-2.0", 1024)
+    (tmp_path / "gguf").mkdir()
+    (tmp_path / "gguf" / "draft.gguf").write_bytes(b"GGUF")
+    cache, tokenizer = tmp_path / "hub", Tokenizer(EMBEDDED / "target").identity
+    with hub_server({"acme/open": EMBEDDED / "draft", "acme/gguf": tmp_path / "gguf"}) as address:
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        template = address + "/{repo_id}/resolve/{revision}/{filename}"
+        for module in (constants, file_download):
+            monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        with pytest.raises(Mismatch, match="acme/open is not downloaded"):
+            fetch(draft, TokenizerIdentity("another"))
+        assert not list(cache.glob("**/*.safetensors"))
+        fetch(draft, tokenizer)
+        assert list(cache.glob("**/*.safetensors"))
+        gguf = replace(draft, repository="acme/gguf", file="draft.gguf", tokenizer=draft.repository)
+        files = {path.name for path in fetch(gguf, tokenizer).parent.iterdir()}
     assert {"draft.gguf", "tokenizer.json"} <= files

@@ -18,7 +18,7 @@ from outrider.draft_methods import find_draft
 from outrider.models import devices as precision
 from outrider.models.devices import ComputeType, pick
 from outrider.models.found_model import EMBEDDED, Capacity
-from outrider.models.loading import PREFILL_NODES, Checkpoint, find_checkpoint, loading_status
+from outrider.models.loading import PREFILL_NODES, find_checkpoint, loading_status
 from outrider.options.groups import DeviceOptions, QuantizationOptions
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_served
@@ -83,24 +83,6 @@ class DraftOptions(DeviceOptions, QuantizationOptions):
     """Flags of a draft on this machine."""
 
 
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    """A checkpoint in bfloat16 that is large enough to be measured."""
-    sizes = {"hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 5}
-    directory = write_checkpoint_with_tokenizer(tmp_path_factory.mktemp("models"), **sizes)
-    (path,) = directory.glob("*.safetensors")
-    save_file({name: tensor.bfloat16() for name, tensor in load_file(path).items()}, path)
-    return find_checkpoint(str(directory), "target")
-
-
-@pytest.fixture
-def has(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The processor's instructions."""
-    names = list[str]()
-    monkeypatch.setattr(precision, "instructions", lambda: names)
-    return names
-
-
 @pytest.mark.parametrize(
     ("own", "has", "room", "picked"),
     [
@@ -121,39 +103,33 @@ def test_the_instructions_decide(
     assert pick(own, has, room) == picked
 
 
-def test_a_target_keeps_its_weights_exactly(
-    large: Checkpoint, has: list[str], capsys: pytest.CaptureFixture[str]
+def test_a_target_keeps_its_weights_exactly_and_a_large_draft_may_be_rounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = DeviceOptions(device="cpu", threads=1)
-    has += ["avx512_vnni", "avx512_bf16"]
+    sizes = {"hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 5}
+    directory = write_checkpoint_with_tokenizer(tmp_path, **sizes)
+    (path,) = directory.glob("*.safetensors")
+    save_file({name: tensor.bfloat16() for name, tensor in load_file(path).items()}, path)
+    large, has = find_checkpoint(str(directory), "target"), ["avx512_vnni", "avx512_bf16"]
+    monkeypatch.setattr(precision, "instructions", lambda: has)
+    options = DraftOptions(device="cpu", threads=1)
     assert large.settled(options, drafts=False) is large
     has.remove("avx512_bf16")
     widened = large.settled(options, drafts=False)
     assert "--dtype auto takes float32" in capsys.readouterr().err
     assert widened.fingerprint() == large.fingerprint()
     assert widened.load(options, Capacity(1, 16, 0, 16)).dtype is torch.float32
-
-
-def test_a_draft_may_be_rounded_to_int8_and_has_a_fingerprint_of_its_own(
-    large: Checkpoint, has: list[str]
-) -> None:
-    has += ["avx512_vnni"]
-    rounded = large.settled(DraftOptions(device="cpu", threads=1), drafts=True)
+    rounded = large.settled(options, drafts=True)
     assert rounded.quantization == "int8"
     assert rounded.fingerprint() != large.fingerprint()
-
-
-def test_what_was_asked_for_or_is_small_is_left_as_it_is(large: Checkpoint, has: list[str]) -> None:
-    has += ["avx512_vnni"]
-    here = DraftOptions(device="cpu")
-    for found, options in [
-        (large, here.replace(dtype="bfloat16")),
+    for found, given in [  # what was asked for, or is small
+        (large, options.replace(dtype="bfloat16")),
         (large, DraftOptions(device="neuron-legacy")),
-        (replace(large, quantization="int4"), here),
-        (find_checkpoint(None, "target"), here),
-        (find_checkpoint(str(EMBEDDED / "target"), "target"), here),
+        (replace(large, quantization="int4"), options),
+        (find_checkpoint(None, "target"), options),
+        (find_checkpoint(str(EMBEDDED / "target"), "target"), options),
     ]:
-        assert found.settled(options, drafts=True) is found
+        assert found.settled(given, drafts=True) is found
 
 
 def test_drafts_that_compute_differently_have_fingerprints_of_their_own() -> None:
