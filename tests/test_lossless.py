@@ -8,7 +8,6 @@ from contextlib import closing
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -23,7 +22,7 @@ from inference.sampling import SamplingParams
 from tests.support import pairs
 from tests.support.clock import Clock
 from tests.support.equality import NearTies, assert_same_text, full_logits
-from tests.support.oracles import threefry
+from tests.support.oracles import RuleOracle
 from tests.support.pairs import (
     VOCABULARY,
     copying,
@@ -134,42 +133,14 @@ def test_output_equals_the_targets_own_seeded_decoding(
 def test_the_targets_own_decoding_is_what_a_plain_float64_sampler_chooses(
     target: Decoder, served: Engine, params: SamplingParams
 ) -> None:
-    """A second method: full passes without cache, numpy sorting, big-integer Threefry and
-    float64 logarithms.
+    """A second method: full passes without cache, transformers' own warpers, big-integer Threefry
+    and decimal logarithms.
     """
     prompt = prompt_of(20)
-    made = alone(served, prompt, params, 30)
-    tokens = list(prompt)
-    for ours in made:
-        logits = full_logits(target, tokens)[-1].double().numpy()
-        assert ours == oracle(logits, params, len(tokens))
+    oracle, tokens = RuleOracle(None, len(prompt), params), list(prompt)
+    for ours in alone(served, prompt, params, 30):
+        assert ours == oracle.choice(tokens, full_logits(target, tokens)[-1])
         tokens.append(ours)
-
-
-def oracle(logits: np.ndarray, params: SamplingParams, position: int) -> int:
-    if params.temperature == 0:
-        return int(logits.argmax())
-    scaled = logits / params.temperature
-    mass = np.exp(scaled - scaled.max())
-    mass /= mass.sum()
-    order = np.argsort(-mass, kind="stable")
-    allowed = set(range(len(logits)))
-    if params.top_k or params.top_p < 1:
-        allowed = set(order[:256].tolist())
-    if params.top_k:
-        allowed &= set(order[: params.top_k].tolist())
-    if params.top_p < 1:
-        mass /= mass[order[: params.top_k or None]].sum()  # of what top-k leaves
-        before = np.cumsum(mass[order]) - mass[order]
-        allowed &= set(order[before < params.top_p].tolist())
-    return max(
-        allowed, key=lambda token: (scaled[token] + gumbel(params.seed, position, token), -token)
-    )
-
-
-def gumbel(seed: int, position: int, token: int) -> float:
-    bits, _ = threefry((seed % 2**32, seed >> 32), (token, position))
-    return float(-np.log(-np.log(((bits >> 9) + 0.5) / 2**23)))
 
 
 def test_a_draft_with_the_targets_weights_is_always_accepted(

@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import llguidance
 import pytest
 
 from inference.engine.engine import Engine
@@ -19,10 +18,7 @@ from inference.proposer import Proposer
 from inference.sampling import Grammar, GrammarKind, SamplingParams
 from inference.text.grammar import Grammars
 from tests.support.equality import NearTies, assert_same_text, full_logits
-from tests.support.oracles import RuleOracle
 from tests.support.pairs import (
-    STOP,
-    VOCABULARY,
     alone,
     copying,
     decoder,
@@ -33,8 +29,8 @@ from tests.support.pairs import (
     perturbed,
     prompt_of,
     rounds,
+    rule_oracle,
     text_of,
-    tokenizer,
 )
 
 SCHEMA = {
@@ -97,11 +93,6 @@ def params_of(rule: str, temperature: float, seed: int) -> SamplingParams:
     return replace(RULES[rule], temperature=temperature, seed=seed).on_the_wire()
 
 
-def oracle_of(prompt: Sequence[int], params: SamplingParams) -> RuleOracle:
-    reader = llguidance.LLTokenizer(tokenizer().to_str(), n_vocab=VOCABULARY, eos_token=[STOP])
-    return RuleOracle(reader, len(prompt), params)
-
-
 def text_with(
     served: Engine, proposer: Proposer, prompt: Sequence[int], params: SamplingParams, tokens: int,
     pace: Pace,
@@ -117,7 +108,7 @@ def test_the_targets_own_text_is_what_transformers_and_a_plain_sampler_choose(
     target: Decoder, served: Engine, rule: str, temperature: float, seed: int
 ) -> None:
     prompt, params = prompt_of(20), params_of(rule, temperature, seed)
-    oracle, tokens = oracle_of(prompt, params), list(prompt)
+    oracle, tokens = rule_oracle(len(prompt), params), list(prompt)
     for ours in alone(LocalSession(served), prompt, params, TOKENS):
         assert ours == oracle.choice(tokens, full_logits(target, tokens)[-1])
         tokens.append(ours)
@@ -152,5 +143,5 @@ def test_no_proposer_changes_a_text_with_a_rule(
         decoder, known = DRAFTS[draft]
         return text_with(served, PROPOSERS[name](decoder, grammars=known), text, own, n, pace)
 
-    adjust = oracle_of(prompt, params).adjusted
+    adjust = rule_oracle(len(prompt), params).adjusted
     assert_same_text(target, prompt, params, references[params], produce, ties, adjust)

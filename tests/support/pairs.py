@@ -9,6 +9,7 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
+import llguidance
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -30,10 +31,10 @@ from inference.text.grammar import Grammars
 from inference.times import Times
 from tests.support.equality import NearTies, assert_same_text
 from tests.support.models import random_decoder
+from tests.support.oracles import RuleOracle
 
 VOCABULARY = 290
 SEQUENCE_LENGTH = 512
-
 
 STOP = 0
 """The id that ends a text."""
@@ -54,6 +55,11 @@ def tokenizer() -> Tokenizer:
 
 def grammars() -> Grammars:
     return Grammars(tokenizer().to_str(), VOCABULARY, [STOP])
+
+
+def rule_oracle(begin: int, params: SamplingParams) -> RuleOracle:
+    reader = llguidance.LLTokenizer(tokenizer().to_str(), n_vocab=VOCABULARY, eos_token=[STOP])
+    return RuleOracle(reader, begin, params)
 
 
 def raw_config(layers: int = 2) -> dict[str, Any]:
