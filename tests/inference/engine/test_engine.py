@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,6 +31,7 @@ from tests.support.exact import (
     asked,
     chain,
     exact_engine,
+    finish,
     free,
     opened,
     own_text,
@@ -49,24 +49,6 @@ LAST = len(PROMPT) - 1
 TEXT = own_text(PROMPT, 600)
 WAIT = 20.0
 """Seconds after which a test fails instead of hanging."""
-
-
-def waited(engine: Engine, session: Session) -> Session:
-    """The session, once a thread has brought it to its end."""
-    changed = threading.Event()
-    engine.listen(engine.join(session), changed.set)
-    while engine.progress(session, session.prompt_length).end is End.NOT:
-        assert changed.wait(WAIT)
-        changed.clear()
-    return session
-
-
-def keep_reading(engine: Engine, *sessions: Session) -> None:
-    """Make forwards until nothing is left to do, the clients having read all at any time."""
-    while engine.step():
-        for session in sessions:
-            if session.closed is None:
-                engine.acknowledge(session, session.length)
 
 
 # --- what is made
@@ -121,21 +103,6 @@ def test_what_a_forward_knew_is_what_had_come_when_it_began() -> None:
     assert text_of(session) == TEXT[:7]  # what came meanwhile lived on
 
 
-def test_an_unknown_token_is_refused_and_everything_else_is_only_a_hint() -> None:
-    engine, _, _ = exact_engine()
-    session = asked(engine, PROMPT, 5)
-    stream = engine.join(session)
-    for token in (VOCABULARY, -1):
-        named = chain(LAST, [token])
-        assert_refused(partial(engine.append, session, stream, named), [f"id {token}"])
-    engine.append(session, stream, chain(40, [1, 2]))
-    engine.append(session, ProposalStream(), chain(LAST, [1, 2]))
-    engine.leave(session, stream)
-    engine.append(session, stream, chain(LAST, [1, 2]))
-    engine.close(session)
-    engine.append(session, stream, chain(LAST, [1, 2]))
-
-
 # --- ends
 
 
@@ -160,14 +127,13 @@ def test_a_prompt_that_ends_in_a_stop_id_does_not_end_its_text() -> None:
     assert text_of(session) == own_text(prompt, 12)
 
 
-def test_a_session_comes_to_its_limit_and_no_further_can_be_asked() -> None:
+def test_a_text_ends_at_its_sequences_limit_and_no_further_can_be_asked() -> None:
     engine, _, _ = exact_engine(sequence_length=10)
     session = asked(engine, PROMPT, 7)
     run_dry(engine)
     assert (text_of(session), session.end) == (TEXT[:7], End.LIMIT)
     assert_refused(lambda: engine.decode(session, Decode(11)), ["11", "10"], LimitExceeded)
     assert_refused(lambda: engine.open([1] * 6, GREEDY, limit=6), ["6"], LimitExceeded)
-    assert_refused(lambda: engine.open([], GREEDY), ["prompt"])
 
 
 # --- credit and pace
@@ -186,9 +152,8 @@ def test_a_target_is_ahead_of_its_client_by_the_credit_and_goes_on_when_it_has_r
     engine.acknowledge(session, len(PROMPT) + 1)  # late: what was said stands
     assert session.acknowledged == len(PROMPT) + 4
     assert_refused(lambda: engine.acknowledge(session, session.length + 1), ["18", "17"])
-    keep_reading(engine, session)
     engine.acknowledge(session, session.length)
-    keep_reading(engine, session)
+    finish(engine, session)
     assert text_of(session) == TEXT[:60]
 
 
@@ -198,8 +163,7 @@ def lasting(seconds: float, rows: int, nodes: int) -> float:
 
 def test_credit_of_its_own_follows_the_pace_within_bounds() -> None:
     for seconds, credit in ((0.5, MIN_CREDIT), (0.010, 200), (0.0001, MAX_CREDIT)):
-        engine, model, _ = exact_engine()
-        model.cost = partial(lasting, seconds)
+        engine, _, _ = exact_engine(cost=partial(lasting, seconds))
         session = asked(engine, PROMPT, 1400, credit=0)
         assert session.credit == MIN_CREDIT
         for _ in range(100):
@@ -391,14 +355,6 @@ def test_a_candidate_that_the_target_takes_counts_in_the_sessions_own_record() -
     assert right.record.factor == 1.0 > wrong.record.factor
 
 
-def test_what_a_session_is_ahead_or_behind_is_bounded() -> None:
-    session = opened(exact_engine()[0], PROMPT)
-    session.add_service(-100.0)
-    assert session.service_credit == -TUNING.max_behind
-    session.add_service(100.0)
-    assert session.service_credit == TUNING.max_ahead
-
-
 # --- rows
 
 
@@ -437,11 +393,8 @@ def test_a_session_out_of_credit_lends_its_row_at_once_and_goes_on_with_its_pref
     run_dry(engine)
     engine.append(first, stream, chain(first.length - 1, own_text(prompt_of(6, 40), 9)[3:]))
     engine.acknowledge(first, first.length)
-    keep_reading(engine, first)
     engine.close(second)
-    keep_reading(engine, first)
-    engine.acknowledge(first, first.length)
-    keep_reading(engine, first)
+    finish(engine, first)
     assert text_of(first) == own_text(prompt_of(6, 40), 12)
     assert text_of(second) == own_text(prompt_of(8, 40), 12)
     assert seen.evictions == [first]
@@ -590,7 +543,11 @@ def test_an_engine_that_stops_leaves_nobody_waiting() -> None:
 def test_a_forward_is_told_of_while_the_next_one_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, model, _ = exact_engine()
     session, choose = opened(engine, PROMPT), model.choose
-    told, heard = threading.Event(), list[bool]()
+    told, ended, heard = threading.Event(), threading.Event(), list[bool]()
+
+    def note_end() -> None:
+        if session.end is not End.NOT:
+            ended.set()
 
     def choosing(segments: Sequence[Segment]) -> list[Chosen]:
         if session.length > len(PROMPT):
@@ -600,8 +557,9 @@ def test_a_forward_is_told_of_while_the_next_one_computes(monkeypatch: pytest.Mo
     monkeypatch.setattr(model, "choose", choosing)
     engine.listeners.append(lambda event: told.set() if isinstance(event, Commit) else None)
     engine.decode(session, Decode(session.length + 3))
+    engine.listen(engine.join(session), note_end)
     with running(engine):
-        waited(engine, session)
+        assert ended.wait(WAIT)
     assert heard == [True, True]
 
 
@@ -616,33 +574,6 @@ def test_a_listener_hears_of_tokens_and_ends_until_its_stream_leaves() -> None:
     engine.decode(session, Decode(8))
     run_dry(engine)
     assert heard == [4, 5, 6]
-
-
-class SlowlyTaken(threading.Condition):
-    """A lock that others get first whenever a wait has given it up."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        release = self._release_save  # type: ignore[has-type]  # missing in the stubs
-
-        def released() -> object:
-            state = release()
-            time.sleep(0.002)
-            return state
-
-        self._release_save = released
-
-
-def test_an_order_wakes_an_engine_that_falls_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inference.engine.admission.Condition", SlowlyTaken)
-    engine, _, _ = exact_engine()
-    with running(engine):
-        session, opening = engine.open(PROMPT, GREEDY)
-        opening.result(WAIT)
-        for length in range(LAST + 2, LAST + 12):
-            engine.decode(session, Decode(length))
-            waited(engine, session)
-    assert session.tokens == [*PROMPT, *TEXT[: session.length - len(PROMPT)]]
 
 
 def test_a_limit_is_lowered_before_a_forward_pass_is_planned_or_after_it_is_prepared() -> None:

@@ -372,15 +372,6 @@ def test_rounds_are_made_beside_others_that_are_ahead_and_where_they_pay() -> No
     assert len(made_by(sessions[0])) > 1.5 * sessions[0].spent.forwards
 
 
-def test_a_draft_that_brings_nothing_holds_up_nobody_else() -> None:
-    graph = Graph(USELESS, neuron)
-    graph.measured()
-    sessions = graph.asked([(True, 60), (False, 60)])
-    while all(one.end is End.NOT for one in sessions):
-        graph.step(sessions)
-    assert not graph.rounds
-
-
 def test_a_text_goes_on_in_rounds_when_it_is_alone_again() -> None:
     graph = Graph(RIGHT, neuron)
     sessions = graph.asked([(True, 200), (False, 40)])
