@@ -106,17 +106,6 @@ def test_what_a_forward_knew_is_what_had_come_when_it_began() -> None:
 # --- ends
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 5, 6])
-def test_candidates_beyond_the_end_are_not_computed(tokens: int) -> None:
-    engine, model, _ = exact_engine(times=free)
-    session = asked(engine, PROMPT, tokens)
-    engine.append(session, engine.join(session), chain(LAST, TEXT[:20]))
-    model.calls.clear()
-    engine.step()
-    assert (text_of(session), session.end) == (TEXT[:tokens], End.MAX_TOKENS)
-    assert model.calls == [(1, tokens)]
-
-
 def test_a_prompt_that_ends_in_a_stop_id_does_not_end_its_text() -> None:
     engine, *_ = exact_engine()
     prompts = ([1, 2, last] for last in range(3, 100))
@@ -519,16 +508,6 @@ def test_a_fault_ends_the_session_or_the_opening_it_is_in_and_no_other() -> None
     assert engine.free_rows == 1
 
 
-def test_tokens_that_were_made_can_be_read_after_the_session_has_failed() -> None:
-    engine, _, _ = exact_engine()
-    session = asked(engine, PROMPT, 10)
-    engine.step()
-    engine.close(session)
-    assert engine.progress(session, len(PROMPT)).tokens == tuple(TEXT[:1])
-    with pytest.raises(Unavailable):
-        engine.progress(session, len(PROMPT) + 1)
-
-
 def test_an_engine_that_stops_leaves_nobody_waiting() -> None:
     engine, _, _ = exact_engine(rows=1)
     with running(engine):
@@ -561,19 +540,6 @@ def test_a_forward_is_told_of_while_the_next_one_computes(monkeypatch: pytest.Mo
     with running(engine):
         assert ended.wait(WAIT)
     assert heard == [True, True]
-
-
-def test_a_listener_hears_of_tokens_and_ends_until_its_stream_leaves() -> None:
-    engine, _, _ = exact_engine()
-    session, heard = asked(engine, PROMPT, 3), list[int]()
-    stream = engine.join(session)
-    engine.listen(stream, lambda: heard.append(session.length))
-    run_dry(engine)
-    assert heard == [4, 5, 6]
-    engine.leave(session, stream)
-    engine.decode(session, Decode(8))
-    run_dry(engine)
-    assert heard == [4, 5, 6]
 
 
 def test_a_limit_is_lowered_before_a_forward_pass_is_planned_or_after_it_is_prepared() -> None:

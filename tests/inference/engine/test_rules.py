@@ -133,18 +133,6 @@ def test_a_session_that_lost_its_row_goes_on_as_if_nothing_had_been(served: Engi
     assert session.prompt_scores.logprobs == prompts
 
 
-def test_a_text_that_is_opened_anew_goes_on_by_what_was_made(served: Engine) -> None:
-    """Penalties and grammar count it as output."""
-    whole = asked(served, PROMPT, 30, RULED)
-    finish(served, whole)
-    for made in (1, 9, 29):
-        prompt = whole.tokens[: len(PROMPT) + made]
-        session = asked(served, prompt, 30 - made, replace(RULED, made=made))
-        finish(served, session)
-        assert session.tokens == whole.tokens
-        assert len(told(session, served)) == 30 - made
-
-
 class Tired(TokenRule):
     """A rule that fails at the fourth question."""
 
