@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 
 import numpy as np
@@ -184,22 +184,22 @@ def test_a_text_with_a_rule_has_open_forwards() -> None:
         assert rounds.select([session], lambda rows, nodes: 0.01) == ([], [])
 
 
-def record(model: object, name: str, calls: list[tuple[str, int]]) -> None:
-    """Note each call of this method, and its segments."""
+def watch(model: object, name: str, note: Callable[[Sequence[Segment]], object]) -> None:
+    """Note the segments of each call of this method before it is made."""
     call: Callable[[Sequence[Segment]], list[IntArray]] = getattr(model, name)
 
-    def recorded(segments: Sequence[Segment]) -> list[IntArray]:
-        calls.append((name, len(segments)))
+    def watched(segments: Sequence[Segment]) -> list[IntArray]:
+        note(segments)
         return call(segments)
 
-    setattr(model, name, recorded)
+    setattr(model, name, watched)
 
 
 def test_texts_of_any_sampling_share_rounds_and_a_long_prompt_is_fed_between_them() -> None:
     model = fused(RIGHT, CLOSE, Branches.chain(3), rows=4)
     served, calls = engine_of_rounds(model), list[tuple[str, int]]()
-    record(model.draft, "choose", calls)
-    record(model, "rounds", calls)
+    watch(model.draft, "choose", lambda segments: calls.append(("choose", len(segments))))
+    watch(model, "rounds", lambda segments: calls.append(("rounds", len(segments))))
     kinds = [((*PROMPT[:-1], number), SAMPLINGS[number]) for number in range(3)]
     sessions = [opened(served, *kind) for kind in kinds]
     long = opened(served, [index % 200 for index in range(80)])
@@ -277,9 +277,9 @@ class Graph:
         self.clock, self.rounds, self.cost = Clock(), list[int](), cost
         self.model = model = fused(RIGHT, draft, Branches.chain(DEPTH), rows=4, length=LONG)
         model.padded = lambda rows, nodes: (rows, nodes)  # type: ignore[method-assign]
-        self._timed(model, "choose", cost)
-        self._timed(model, "rounds", self._round)
-        self._timed(model.draft, "choose", lambda rows, nodes: cost(rows, 1) / 4)
+        self._time(model, "choose", cost)
+        self._time(model, "rounds", self._round)
+        self._time(model.draft, "choose", lambda rows, nodes: cost(rows, 1) / 4)
         known = {shape: cost(*shape) for shape in product(range(1, 5), (1, 2, 4, 8, 16, 32))}
         self.engine = Engine(
             model,
@@ -305,24 +305,32 @@ class Graph:
         self.engine.close(session)
         self.rounds.clear()
 
-    def step(self, sessions: Sequence[Session]) -> None:
-        """One forward; all clients have read what there is."""
-        assert self.engine.step(), "somebody can go on"
-        for session in sessions:
-            self.engine.acknowledge(session, session.length)
+    def live(self, sessions: Sequence[Session], proposing: Sequence[int] = ()) -> Iterator[None]:
+        """Make forwards until a text has ended; all clients have read what there is. Those of
+        these numbers propose what their target will say.
+        """
+        streams = {number: self.engine.join(sessions[number]) for number in proposing}
+        for first in count(step=7):
+            for number, stream in streams.items():
+                session, made = sessions[number], len(made_by(sessions[number]))
+                ahead = neighbours_text(number)[made : made + 7]
+                self.engine.append(session, stream, chain(session.length - 1, ahead, 0.9, first))
+            assert self.engine.step(), "somebody can go on"
+            for session in sessions:
+                self.engine.acknowledge(session, session.length)
+            yield
+            if any(session.end is not End.NOT for session in sessions):
+                return
 
     def _round(self, rows: int, nodes: int) -> float:
         self.rounds.append(rows)
         return self.cost(rows, nodes) + DEPTH * self.cost(rows, 1) / 6
 
-    def _timed(self, model: object, name: str, cost: Cost) -> None:
-        call: Callable[[Sequence[Segment]], list[IntArray]] = getattr(model, name)
-
-        def timed(segments: Sequence[Segment]) -> list[IntArray]:
+    def _time(self, model: object, name: str, cost: Cost) -> None:
+        def note(segments: Sequence[Segment]) -> None:
             self.clock.now += cost(len(segments), max(len(one.tokens) for one in segments))
-            return call(segments)
 
-        setattr(model, name, timed)
+        watch(model, name, note)
 
 
 def neighbours_text(last: int) -> list[int]:
@@ -341,15 +349,8 @@ def test_who_did_not_ask_for_rounds_keeps_its_root_only_rate(
     graph = Graph(draft, DEVICES[device])
     graph.measured()
     sessions = graph.asked([(last < drafted, 200) for last in range(4)])
-    others, began, numbers = sessions[drafted:], graph.clock.now, 0
-    streams = [graph.engine.join(one) for one in others]
-    while all(one.end is End.NOT for one in sessions):
-        for index, (one, stream) in enumerate(zip(others, streams, strict=True)):
-            if proposed:
-                ahead = neighbours_text(drafted + index)[len(made_by(one)) :][:7]
-                graph.engine.append(one, stream, chain(one.length - 1, ahead, 0.9, first=numbers))
-        numbers += 7
-        graph.step(sessions)
+    others, began = sessions[drafted:], graph.clock.now
+    for _ in graph.live(sessions, range(drafted, 4) if proposed else ()):
         promised = TUNING.min_rate * (graph.clock.now - began) / graph.cost(4, 1)
         assert all(len(made_by(one)) >= promised - TUNING.max_deficit for one in others)
     for last, one in enumerate(sessions):
@@ -361,13 +362,8 @@ def test_rounds_are_made_beside_others_that_are_ahead_and_where_they_pay() -> No
     graph = Graph(RIGHT, free)
     graph.measured()
     sessions = graph.asked([(last < 3, 200) for last in range(4)])
-    other, numbers = sessions[3], 0
-    stream = graph.engine.join(other)
-    while all(one.end is End.NOT for one in sessions):
-        ahead = neighbours_text(3)[len(made_by(other)) :][:7]
-        graph.engine.append(other, stream, chain(other.length - 1, ahead, 0.9, first=numbers))
-        numbers += 7
-        graph.step(sessions)
+    for _ in graph.live(sessions, [3]):
+        pass
     assert 3 in graph.rounds
     assert len(made_by(sessions[0])) > 1.5 * sessions[0].spent.forwards
 
@@ -375,8 +371,8 @@ def test_rounds_are_made_beside_others_that_are_ahead_and_where_they_pay() -> No
 def test_a_text_goes_on_in_rounds_when_it_is_alone_again() -> None:
     graph = Graph(RIGHT, neuron)
     sessions = graph.asked([(True, 200), (False, 40)])
-    while sessions[1].end is End.NOT:
-        graph.step(sessions)
+    for _ in graph.live(sessions):
+        pass
     assert not graph.rounds, "none was measured, so nobody knows whether one pays"
     before, forwards = len(made_by(sessions[0])), sessions[0].spent.forwards
     finish(graph.engine, sessions[0])
