@@ -39,8 +39,7 @@ mount --rbind /dev "$1/root/dev"
 mount -t tmpfs scratch "$1/root/run"
 mount -t tmpfs scratch "$1/root/tmp"
 chmod 1777 "$1/root/tmp"
-echo ready
-exec chroot "$1/root" sleep infinity
+exec chroot "$1/root" sh -c 'echo ready; exec sleep infinity'
 """
 _NOTED = f'#!/bin/sh\necho "$(basename "$0") $*" >> {CALLS}\n'
 _AWS = (
