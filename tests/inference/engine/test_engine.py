@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from inference.backends import Chosen, Segment
+from inference.engine.batch_runner import EngineEvent, Evicted
 from inference.engine.engine import Engine
 from inference.engine.forward import Commit
 from inference.engine.sessions.session import Session
@@ -27,7 +28,6 @@ from tests.support.exact import (
     VOCABULARY,
     Cost,
     Exact,
-    Recorder,
     asked,
     chain,
     exact_engine,
@@ -87,6 +87,11 @@ def test_progress_tells_who_named_each_token_and_what_it_took() -> None:
     assert (later.position, later.tokens, later.proposers) == (7, (TEXT[4],), (NOBODY,))
     assert (later.nodes, later.forwards, later.lone) == (5, 2, 1)
     assert later.model_seconds == pytest.approx(0.020)
+    for _ in range(2):
+        engine.leave(session, other)
+    engine.append(session, other, chain(session.length - 1, TEXT[5:8], proposer=2))
+    assert engine.step()
+    assert text_of(session) == TEXT[:6]
 
 
 def test_what_a_forward_knew_is_what_had_come_when_it_began() -> None:
@@ -207,16 +212,16 @@ def test_the_shares_of_a_forward_add_up_and_grow_with_a_sessions_nodes() -> None
     def cost(rows: int, nodes: int) -> float:
         return 0.010 + 0.00001 * nodes
 
-    engine, _, _ = exact_engine(rows=2, cost=cost, times=cost)
-    seen = Recorder(engine)
-    wide, narrow = asked(engine, PROMPT, 30), asked(engine, PROMPT, 20)
+    engine, _, clock = exact_engine(rows=2, cost=cost, times=cost)
+    wide, narrow = together(engine, [PROMPT, PROMPT], 30)
+    began = clock.now
     engine.append(wide, engine.join(wide), chain(LAST, TEXT[:9]))
     engine.step()
     assert wide.spent.nodes > narrow.spent.nodes == 1
     assert wide.spent.model_seconds > wide.spent.share_seconds > narrow.spent.share_seconds > 0.004
     run_dry(engine)
-    decoding = sum(done.model_seconds for done in seen.forwards if not done.prefill)
-    assert wide.spent.share_seconds + narrow.spent.share_seconds == pytest.approx(decoding)
+    shares = wide.spent.share_seconds + narrow.spent.share_seconds
+    assert shares == pytest.approx(clock.now - began)
 
 
 class Device(NamedTuple):
@@ -348,14 +353,13 @@ def test_a_candidate_that_the_target_takes_counts_in_the_sessions_own_record() -
 
 
 def test_a_session_starts_from_the_row_that_an_earlier_one_of_its_tenant_left() -> None:
-    engine, _, _ = exact_engine()
+    engine, model, _ = exact_engine()
     prompt = prompt_of(5, 100)
     engine.close(opened(engine, prompt, tenant="a"))
-    seen = Recorder(engine)
-    opened(engine, prompt, tenant="b")
+    assert opened(engine, prompt, tenant="b").reused == 0
     session = asked(engine, [*prompt, 9], 15, SAMPLINGS[1], tenant="a")
-    assert seen.reused == [0, 99]
-    assert [done.nodes for done in seen.forwards if done.prefill][-1] == 1
+    assert session.reused == 99
+    assert model.calls[-1] == (1, 1)
     run_dry(engine)
     assert text_of(session) == own_text([*prompt, 9], 15, SAMPLINGS[1])
 
@@ -366,10 +370,19 @@ def test_the_row_unused_for_longest_is_given_away() -> None:
         engine.close(opened(engine, prompt_of(number, 60)))
     engine.close(opened(engine, prompt_of(0, 60)))  # 0 is used again: 1 is the oldest now
     opened(engine, prompt_of(9, 60))
-    seen = Recorder(engine)
-    opened(engine, prompt_of(2, 60))
-    opened(engine, prompt_of(0, 60))
-    assert seen.reused == [59, 59]
+    assert [opened(engine, prompt_of(number, 60)).reused for number in (2, 0)] == [59, 59]
+
+
+def evictions_of(engine: Engine) -> list[Session]:
+    """Sessions that lose their rows from now on."""
+    evicted = list[Session]()
+
+    def note(event: EngineEvent) -> None:
+        if isinstance(event, Evicted):
+            evicted.append(event.session)
+
+    engine.listeners.append(note)
+    return evicted
 
 
 def test_a_session_out_of_credit_lends_its_row_at_once_and_goes_on_with_its_prefix() -> None:
@@ -377,7 +390,7 @@ def test_a_session_out_of_credit_lends_its_row_at_once_and_goes_on_with_its_pref
     first = asked(engine, prompt_of(6, 40), 12, credit=3)
     stream = engine.join(first)
     run_dry(engine)
-    seen = Recorder(engine)
+    evicted = evictions_of(engine)
     second = asked(engine, prompt_of(8, 40), 12)
     run_dry(engine)
     engine.append(first, stream, chain(first.length - 1, own_text(prompt_of(6, 40), 9)[3:]))
@@ -386,7 +399,7 @@ def test_a_session_out_of_credit_lends_its_row_at_once_and_goes_on_with_its_pref
     finish(engine, first)
     assert text_of(first) == own_text(prompt_of(6, 40), 12)
     assert text_of(second) == own_text(prompt_of(8, 40), 12)
-    assert seen.evictions == [first]
+    assert evicted == [first]
     assert model.rows == 1
 
 
@@ -448,7 +461,7 @@ def test_rows_change_hands_once_a_turn_and_every_text_goes_on_where_it_was() -> 
     ]
     for session in sessions:
         engine.decode(session, Decode(460, credit=512))
-    seen, began = Recorder(engine), clock.now
+    evicted, began = evictions_of(engine), clock.now
     while any(session.end is End.NOT for session in sessions):
         if not engine.step():
             clock.now += 0.1
@@ -456,7 +469,7 @@ def test_rows_change_hands_once_a_turn_and_every_text_goes_on_where_it_was() -> 
             engine.acknowledge(session, session.length)
             if session.end is not End.NOT:
                 engine.close(session)
-    assert 0 < len(seen.evictions) <= (clock.now - began) / TUNING.turn_seconds + 1
+    assert 0 < len(evicted) <= (clock.now - began) / TUNING.turn_seconds + 1
     assert [text_of(session) for session in sessions] == [
         own_text(prompt_of(number, 60), 400) for number in range(4)
     ]
