@@ -88,11 +88,14 @@ def decoder(seed: int, layers: int = 2) -> Decoder:
 
 def perturbed(seed: int, amount: float) -> Decoder:
     """The decoder of this seed with noise on every weight: a draft that agrees often."""
-    model = decoder(seed)
-    generator = torch.Generator().manual_seed(seed + 1)
-    for parameter in model.parameters():
+    return nudged(decoder(seed), amount, seed + 1)
+
+
+def nudged(decoder: Decoder, amount: float = 0.03, seed: int = 3) -> Decoder:
+    draft, generator = copy.deepcopy(decoder), torch.Generator().manual_seed(seed)
+    for parameter in draft.parameters():
         parameter.data += amount * torch.randn(parameter.shape, generator=generator)
-    return model
+    return draft
 
 
 def engine(
@@ -130,13 +133,6 @@ def proposers_of(draft: str, pace: Pace) -> list[Proposer]:
         return []
     model = perturbed(1, 0.02) if draft == "close" else decoder(2)
     return [rounds(model) if pace is Pace.WAIT else growing(model)]
-
-
-def nudged(decoder: Decoder, amount: float = 0.03) -> Decoder:
-    draft, generator = copy.deepcopy(decoder), torch.Generator().manual_seed(3)
-    for parameter in draft.parameters():
-        parameter.data += amount * torch.randn(parameter.shape, generator=generator)
-    return draft
 
 
 def growing(
