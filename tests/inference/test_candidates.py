@@ -32,7 +32,6 @@ from tests.support.tiers import examples
 
 ROOT = 2  # position of the last of PROMPT
 PROMPT = [5, 6, 7]
-Path = tuple[int, ...]
 
 
 def believed(proposer: int, depth: int, claimed: float) -> float:
@@ -79,14 +78,9 @@ def pass_of(tree: CandidateTree, most: int = 9999, depth: int = 99) -> TokenTree
     return best(tree, most, depth).begin_pass(most)[0][0]
 
 
-def root_of(tree: CandidateTree) -> tuple[int, int]:
-    """Its token and position."""
-    return tree.token(tree.root), tree.position
-
-
-def paths(tree: CandidateTree) -> dict[Path, float]:
+def paths(tree: CandidateTree) -> dict[tuple[int, ...], float]:
     """Tokens below the root to each candidate, and its value, the most valuable first."""
-    selection, found = best(tree), list[Path]()
+    selection, found = best(tree), list[tuple[int, ...]]()
     nodes = selection.begin_pass(9999)[0][0]
     for token, parent in zip(nodes.tokens.tolist(), nodes.parents.tolist(), strict=True):
         found.append((*found[parent], token) if parent >= 0 else ())
@@ -95,23 +89,16 @@ def paths(tree: CandidateTree) -> dict[Path, float]:
 
 
 def clamped(chance: float) -> float:
-    """A chance as the tree takes it: a sure edge costs something, so that a node ranks behind its
-    parent.
-    """
+    """A chance as the tree takes it: a sure edge costs something."""
     return min(max(chance, MIN_CHANCE), SUREST)
 
 
 def exactly(values: Any) -> Any:
-    """Equal to these products of clamped chances but for the rounding of 64-bit ranks.
-
-    A rank sums at most 150 costs of at most 44.4 (that of MIN_CHANCE), so it is below 6,700, and
-    each of its sums rounds by at most 2**-53 of that: 1.2e-10 in all, and so does its exponential,
-    relatively. Numbers below 1e-300 lose digits.
-    """
+    """Equal to these products of clamped chances but for the rounding of 64-bit ranks."""
     return pytest.approx(values, rel=1e-9, abs=1e-300)
 
 
-def test_numbers_are_those_of_one_stream() -> None:
+def test_a_number_is_known_to_its_stream_alone_and_not_for_ever() -> None:
     tree = planted()
     say(tree, (0, BASE, 10, 0.5))
     assert say(tree, (1, 0, 11, 0.5), stream=2) == 0
@@ -119,9 +106,6 @@ def test_numbers_are_those_of_one_stream() -> None:
     tree.join()
     assert say(tree, (1, 0, 11, 0.5), stream=2) == 0
     assert tree.live == 1  # what hangs there stays when its stream leaves
-
-
-def test_the_latest_numbers_are_remembered_and_older_ones_are_unknown() -> None:
     tree = planted()
     say(tree, (0, BASE, 10, 0.5), (1, BASE, 11, 0.5))
     say(tree, (REMEMBERED_NUMBERS, BASE, 12, 0.5))  # takes the place of 0
@@ -129,32 +113,31 @@ def test_the_latest_numbers_are_remembered_and_older_ones_are_unknown() -> None:
     assert say(tree, (REMEMBERED_NUMBERS + 2, REMEMBERED_NUMBERS, 13, 0.5)) == 1
 
 
-def test_beyond_the_cap_the_least_valuable_are_shed() -> None:
+def test_beyond_the_cap_the_least_valuable_are_shed_and_counted() -> None:
     tree = planted(most=8)
-    say(tree, *((number, BASE, 10 + number, 0.9 - number / 20) for number in range(9)))
+    nodes = Nodes(ROOT, 0, [0] * 9, range(10, 19), [0.9 - number / 20 for number in range(9)])
+    assert tree.append(tree.streams[0], nodes, believed) == Dropped(late=0, shed=3)
     assert list(paths(tree)) == [(10,), (11,), (12,), (13,), (14,), (15,)]
     assert tree.live == 6
     assert say(tree, (9, 8, 30, 0.5)) == 0  # 8 was shed
+    commit(tree, [10, 99])
+    late = Nodes(ROOT, 20, [0, 1, 13], [10, 11, 12], [0.5] * 3)
+    assert tree.append(tree.streams[0], late, believed) == Dropped(late=3, shed=0)
+    assert tree.append(ProposalStream(), late, believed) == Dropped(late=3, shed=0)
 
 
-def test_what_a_forward_holds_is_not_shed() -> None:
+def test_what_a_forward_holds_stays_as_it_was_and_is_not_shed() -> None:
     tree = planted(most=8)
     say(tree, *((number, BASE, 10 + number, 0.01) for number in range(4)))
-    pass_of(tree)
-    say(tree, *((number, BASE, 10 + number, 0.9) for number in range(4, 12)))
+    taken = pass_of(tree)
+    fresh = Nodes(ROOT, 4, [0] * 5, range(14, 19), [0.9] * 5)  # 9 in all: no 2 may be shed
+    assert tree.append(tree.streams[0], fresh, believed) == Dropped(late=0, shed=0)
+    assert taken.tokens.tolist() == [7, 10, 11, 12, 13]
+    say(tree, *((number, BASE, 10 + number, 0.9) for number in range(9, 12)))
     assert {(10,), (11,), (12,), (13,)} < set(paths(tree))
     commit(tree, [13])
     say(tree, *((number, 3, 10 + number, 0.9) for number in range(20, 29)))
     assert tree.live == 6
-
-
-def test_a_full_tree_sheds_nothing_if_a_forward_holds_all_that_is_too_much() -> None:
-    tree = planted(most=8)
-    say(tree, *((number, BASE, 10 + number, 0.01) for number in range(4)))
-    pass_of(tree)
-    said = Nodes(ROOT, 4, [0] * 5, range(14, 19), [0.9] * 5)
-    assert tree.append(tree.streams[0], said, believed) == Dropped(late=0, shed=0)
-    assert tree.live == 9
 
 
 @st.composite
@@ -169,9 +152,9 @@ def growths(draw: st.DrawFn) -> tuple[Nodes, list[float]]:
     return nodes_of(ROOT, candidates), values
 
 
-@given(growths(), st.integers(1, 30))
-def test_the_best_are_those_of_a_sort_and_every_beginning_is_a_tree(
-    growth: tuple[Nodes, list[float]], most: int
+@given(growths(), st.integers(1, 30), st.integers(0, 4))
+def test_the_best_are_those_of_a_sort_within_a_depth_and_every_beginning_is_a_tree(
+    growth: tuple[Nodes, list[float]], most: int, depth: int
 ) -> None:
     nodes, values = growth
     tree = planted()
@@ -183,16 +166,8 @@ def test_the_best_are_those_of_a_sort_and_every_beginning_is_a_tree(
     assert found == exactly(sorted(values, reverse=True)[: most - 1])
     assert TokenTree(taken.tokens, taken.parents).mask.tolist() == taken.mask.tolist()
     assert np.array_equal(taken.depths, taken.mask.sum(axis=1) - 1)
-
-
-@given(growths(), st.integers(0, 4))
-def test_no_node_lies_deeper_than_a_forward_may_go(
-    growth: tuple[Nodes, list[float]], depth: int
-) -> None:
-    tree = planted()
-    tree.append(tree.streams[0], growth[0], believed)
-    every, found = pass_of(tree), pass_of(tree, depth=depth)
-    assert sorted(found.tokens) == sorted(every.tokens[every.depths <= depth])
+    every, shallow = pass_of(tree), pass_of(tree, depth=depth)
+    assert sorted(shallow.tokens) == sorted(every.tokens[every.depths <= depth])
 
 
 @given(
@@ -259,7 +234,8 @@ def test_the_tree_holds_what_may_still_come_true(events: list[tuple[Any, ...]]) 
     on what was committed or pruned, or on a number that stands for a committed token now.
     """
     tree = planted()
-    tokens, texts, chances = list(PROMPT), dict[tuple[int, int], Path](), dict[Path, float]()
+    tokens, texts = list(PROMPT), dict[tuple[int, int], tuple[int, ...]]()
+    chances = dict[tuple[int, ...], float]()
     for event in events:
         if event[0] == "advance":
             commit(tree, event[1])
@@ -282,7 +258,7 @@ def test_the_tree_holds_what_may_still_come_true(events: list[tuple[Any, ...]]) 
     }
     assert paths(tree) == exactly(expected)
     assert tree.live == len(alive)
-    assert root_of(tree) == (tokens[-1], len(tokens) - 1)
+    assert (tree.token(tree.root), tree.position) == (tokens[-1], len(tokens) - 1)
 
 
 def lines_run(call: Callable[[], object]) -> int:
@@ -303,19 +279,13 @@ def lines_run(call: Callable[[], object]) -> int:
     return lines
 
 
-def test_an_advance_costs_what_it_prunes_and_not_what_it_keeps() -> None:
+def test_work_is_that_of_what_is_pruned_or_looked_at_however_much_is_kept() -> None:
     small, large = planted(), planted()
     for tree, kept in ((small, 10), (large, 900)):
         say(tree, (0, BASE, 10, 0.9), (1, BASE, 11, 0.1))
         say(tree, *((2 + number, 0, 20 + number, 0.5) for number in range(kept)))
     assert lines_run(lambda: commit(large, [10])) == lines_run(lambda: commit(small, [10]))
     assert (small.live, large.live) == (10, 900)
-
-
-def test_looking_at_a_few_of_many_costs_no_more_than_at_a_few() -> None:
-    small, large = planted(), planted()
-    for tree, nodes in ((small, 20), (large, 900)):
-        say(tree, *((number, number - 1, 10, 0.9) for number in range(nodes)))
     assert lines_run(lambda: pass_of(large, 8)) < 30 + lines_run(lambda: pass_of(small, 8))
 
 
@@ -324,36 +294,10 @@ def test_a_walk_says_who_named_what_and_what_came_of_their_claims() -> None:
     say(tree, (0, BASE, 10, 0.5), (1, 0, 11, 0.5), (2, BASE, 20, 0.4), (3, 2, 21, 0.3))
     say(tree, (0, BASE, 10, 0.6), stream=2, proposer=1)
     assert pass_of(tree).tokens.tolist() == [7, 10, 20, 11, 21]
+    say(tree, (4, 0, 12, 0.5))  # no forward has computed it
     claimed = commit(tree, [10, 12])
     assert proposers_of([10, 12], claimed) == [1, NOBODY]
-    assert claimed == [{0: {10: 0.5, 20: 0.4}, 1: {10: 0.6}}, {0: {11: 0.5}}]
-
-
-def test_a_proposer_is_not_credited_with_what_another_one_named() -> None:
-    tree = planted()
-    say(tree, (0, BASE, 10, 0.5))
-    say(tree, (0, BASE, 11, 0.5), stream=2, proposer=1)
-    claimed = commit(tree, [11])
-    assert claimed == [{0: {10: 0.5}, 1: {11: 0.5}}]
-    assert proposers_of([11], claimed) == [NOBODY]  # no forward had computed it
-
-
-def test_a_snapshot_keeps_what_was_there_when_it_was_taken() -> None:
-    tree = planted()
-    say(tree, (0, BASE, 10, 0.5))
-    taken = pass_of(tree)
-    say(tree, (1, 0, 11, 0.9), (2, BASE, 12, 0.9))
-    assert taken.tokens.tolist() == [7, 10]
-
-
-def test_what_comes_late_and_what_a_full_tree_sheds_is_counted() -> None:
-    tree = planted(most=8)
-    nodes = Nodes(ROOT, 0, [0] * 9, range(10, 19), [0.5] * 9)
-    assert tree.append(tree.streams[0], nodes, believed) == Dropped(late=0, shed=3)
-    commit(tree, [10, 99])
-    late = Nodes(ROOT, 20, [0, 1, 13], [10, 11, 12], [0.5] * 3)
-    assert tree.append(tree.streams[0], late, believed) == Dropped(late=3, shed=0)
-    assert tree.append(ProposalStream(), late, believed) == Dropped(late=3, shed=0)
+    assert claimed == [{0: {10: 0.5, 20: 0.4}, 1: {10: 0.6}}, {0: {11: 0.5, 12: 0.5}}]
 
 
 def test_without_branches_only_the_likeliest_line_is_computed() -> None:
@@ -362,13 +306,3 @@ def test_without_branches_only_the_likeliest_line_is_computed() -> None:
     [(line, _)] = lines_of([tree], [10], [5]).begin_pass(10)
     assert line.tokens.tolist() == [7, 9, 5]
     assert lines_of([tree], [10], [1]).begin_pass(10)[0][0].tokens.tolist() == [7, 9]
-
-
-def test_a_chance_that_is_raised_while_its_node_is_committed_moves_no_root() -> None:
-    tree = planted()
-    say(tree, (1, BASE, 8, 0.3), (2, 1, 9, 0.5), (3, 1, 10, 0.4))
-    pass_of(tree, 4)
-    say(tree, (1, BASE, 8, 0.9), (2, 1, 10, 0.8), stream=2, proposer=1)
-    commit(tree, [8])
-    assert pass_of(tree, 4).tokens.tolist() == [8, 10, 9]
-    assert paths(tree) == pytest.approx({(10,): 0.8, (9,): 0.5})

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Rules
-from tokenizers.trainers import BpeTrainer
 
 from inference.errors import InvalidRequest, UnsupportedModel
 from inference.text.tokenizer import Tokenizer
@@ -25,61 +24,47 @@ SAMPLES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer(EMBEDDED / "target")
-
-
-@pytest.mark.parametrize("text", SAMPLES)
-def test_text_survives_encoding_and_streaming(tokenizer: Tokenizer, text: str) -> None:
-    ids = tokenizer.encode(text)
-    assert tokenizer.decode(ids) == text
-    stream = tokenizer.stream(ids[:1])
-    pieces = [stream.push(token) for token in ids[1:]] + [stream.finish()]
-    assert "".join(pieces) == text
-    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
-
-
-def test_an_empty_prompt_and_a_missing_chat_template_are_refused(tmp_path: Path) -> None:
-    tokenizer = altered(tmp_path, template="")
-    with pytest.raises(InvalidRequest, match="empty"):
-        tokenizer.encode("")
-    with pytest.raises(InvalidRequest, match="chat template"):
-        tokenizer.encode("x", chat=True)
-
-
-def test_a_chat_begins_with_its_template_and_ends_before_the_answer(tmp_path: Path) -> None:
-    turns = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+def test_a_chat_ends_before_the_answer_or_where_its_last_message_does(tmp_path: Path) -> None:
+    turns = "{% for m in messages %}{{ m.role }}:{{ m.content | trim }};{% endfor %}"
     tokenizer = altered(tmp_path, template=turns + "{% if add_generation_prompt %}>{% endif %}")
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    assert tokenizer.decode(tokenizer.encode_chat(messages)) == "user:a;assistant:b;>"
+    messages = [{"role": "user", "content": " a "}, {"role": "assistant", "content": "b ="}]
+    assert tokenizer.decode(tokenizer.encode_chat(messages)) == "user:a;assistant:b =;>"
+    continued = tokenizer.encode_chat(messages, continues=True)
+    assert tokenizer.decode(continued) == "user:a;assistant:b ="
     with pytest.raises(InvalidRequest, match="message"):
         tokenizer.encode_chat([])
+    with pytest.raises(InvalidRequest, match="empty"):
+        tokenizer.encode("")
+    names = "{{ enable_thinking }};{{ add_generation_prompt }};{{ messages[0].content }}"
+    tokenizer = altered(tmp_path, template=names)
+    variables = {"enable_thinking": False, "add_generation_prompt": False, "messages": "no"}
+    assert tokenizer.decode(tokenizer.encode_chat(messages, (), variables)) == "False;False; a "
+    silent = altered(tmp_path, template="{% for m in messages %}{{ m.role }}{% endfor %}")
+    with pytest.raises(InvalidRequest, match="continued"):
+        silent.encode_chat(messages, continues=True)
+    with pytest.raises(InvalidRequest, match="chat template"):
+        altered(tmp_path, template="").encode("x", chat=True)
+    with pytest.raises(InvalidRequest, match="rag"):
+        altered(tmp_path, template=listed({"rag": "x"})).encode("x", chat=True)
 
 
-def test_messages_that_a_template_refuses_are_told_in_its_words(tmp_path: Path) -> None:
-    tokenizer = altered(tmp_path, template="{{ raise_exception('users first') }}")
-    with pytest.raises(InvalidRequest, match="users first"):
-        tokenizer.encode("x", chat=True)
-
-
-FAILING = {
-    "a string's items": "\n{% for k, v in messages[0].content|items %}{% endfor %}",
-    "a division": "\n{{ 1 // 0 }}",
-    "a sum of kinds": "\n{{ 1 + 'a' }}",
-    "an overflow": "\n{{ 10.0 ** 1000 }}",
-    "no such thing": "\n{{ messages[7].content.a }}",
-    "endless depth": ("{% macro f(n) %}\n{{ f(n + 1) }}{% endmacro %}\n{{ f(0) }}"),
-    "its own words": "\n{{ raise_exception('users first') }}",
-    "a filter that is none": "\n{{ 1 | nonsense }}",
-}
-
-
-@pytest.mark.parametrize("name", FAILING)
-def test_whatever_a_template_raises_is_told_with_its_line(name: str, tmp_path: Path) -> None:
-    tokenizer = altered(tmp_path, template=FAILING[name])
-    with pytest.raises(InvalidRequest, match=r"template .* line 2: "):
-        tokenizer.encode("x", chat=True)
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for k, v in messages[0].content|items %}{% endfor %}",
+        "{{ 1 // 0 }}",
+        "{{ 1 + 'a' }}",
+        "{{ 10.0 ** 1000 }}",
+        "{{ messages[7].content.a }}",
+        "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
+        "{{ raise_exception('users first') }}",
+        "{{ 1 | nonsense }}",
+    ],
+)
+def test_whatever_a_template_raises_is_told_with_its_line(template: str, tmp_path: Path) -> None:
+    words = "users first" if "users first" in template else ""
+    with pytest.raises(InvalidRequest, match=rf"template .* line 2: .*{words}"):
+        altered(tmp_path, template="\n" + template).encode("x", chat=True)
 
 
 def test_the_message_that_a_template_fails_at_is_named(tmp_path: Path) -> None:
@@ -93,34 +78,7 @@ def test_the_message_that_a_template_fails_at_is_named(tmp_path: Path) -> None:
         tokenizer.encode_chat(turns)
 
 
-def test_variables_reach_the_template_and_none_replaces_the_messages(tmp_path: Path) -> None:
-    names = "{{ enable_thinking }};{{ add_generation_prompt }};{{ messages[0].content }}"
-    tokenizer = altered(tmp_path, template=names)
-    variables = {"enable_thinking": False, "add_generation_prompt": False, "messages": "no"}
-    told = tokenizer.encode_chat([{"role": "user", "content": "a"}], (), variables)
-    assert tokenizer.decode(told) == "False;False;a"
-
-
-def test_a_message_is_continued_where_it_ends(tmp_path: Path) -> None:
-    turns = "{% for m in messages %}{{ m.role }}:{{ m.content | trim }}<end>{% endfor %}"
-    begins = "{% if add_generation_prompt %}>{% endif %}"
-    tokenizer = altered(tmp_path, template=turns + begins)
-    chat = [{"role": "user", "content": " a "}, {"role": "assistant", "content": "b ="}]
-    assert tokenizer.decode(tokenizer.encode_chat(chat, continues=True)) == (
-        "user:a<end>assistant:b ="
-    )
-    silent = altered(tmp_path, template="{% for m in messages %}{{ m.role }}{% endfor %}")
-    with pytest.raises(InvalidRequest, match="continued"):
-        silent.encode_chat(chat, continues=True)
-
-
-def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(UnsupportedModel, match="tokenizer"):
-        Tokenizer(tmp_path)
-
-
-def altered(tmp_path: Path, template: str | None = None, **changes: Any) -> Tokenizer:
+def altered(tmp_path: Path, template: object = None, **changes: Any) -> Tokenizer:
     """The embedded tokenizer with these parts of tokenizer.json and this chat template."""
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         (tmp_path / name).write_bytes((EMBEDDED / "target" / name).read_bytes())
@@ -135,112 +93,80 @@ def altered(tmp_path: Path, template: str | None = None, **changes: Any) -> Toke
     return Tokenizer(tmp_path)
 
 
-def test_both_embedded_models_have_one_tokenizer(tokenizer: Tokenizer) -> None:
-    assert Tokenizer(EMBEDDED / "draft").fingerprint() == tokenizer.fingerprint()
-
-
-def test_a_fingerprint_is_not_of_file_bytes(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    assert altered(tmp_path).fingerprint() == tokenizer.fingerprint()
-
-
 def swap_two_ids(model: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
     ids, (one, other) = model["vocab"], list(model["vocab"])[300:302]
     ids[one], ids[other] = ids[other], ids[one]
     return model
 
 
-BYTE_LEVEL = ("add_prefix_space", "trim_offsets", "use_regex")
-
-
-@pytest.mark.parametrize(
-    ("part", "change"),
-    [
+def test_the_fingerprint_changes_with_what_changes_ids_alone(tmp_path: Path) -> None:
+    own = Tokenizer(EMBEDDED / "target").fingerprint()
+    assert Tokenizer(EMBEDDED / "draft").fingerprint() == own
+    assert altered(tmp_path).fingerprint() == own  # its files have other bytes
+    options = dict.fromkeys(("add_prefix_space", "trim_offsets", "use_regex"), True)
+    changes: list[tuple[str, Any]] = [
         ("model", swap_two_ids),
         ("model", lambda model: {**model, "merges": model["merges"][:-1]}),
         ("normalizer", {"type": "NFC"}),
-        ("pre_tokenizer", {"type": "ByteLevel"} | dict.fromkeys(BYTE_LEVEL, True)),
-    ],
-    ids=["ids", "merges", "normalizer", "pre-tokenizer"],
-)
-def test_the_fingerprint_changes_with_anything_that_changes_ids(
-    tokenizer: Tokenizer, tmp_path: Path, part: str, change: Any
-) -> None:
-    assert altered(tmp_path, **{part: change}).fingerprint() != tokenizer.fingerprint()
+        ("pre_tokenizer", {"type": "ByteLevel"} | options),
+    ]
+    for part, change in changes:
+        assert altered(tmp_path, **{part: change}).fingerprint() != own, part
 
 
 SPECIAL = ["<s>", "</s>", "<|role|>", "<|text|>", "[INST]", "[/INST]"]
-TRAINED = [*SAMPLES, "def read(path): return open(path).read()", "Ünïcödé in a straße"]
 TURNS = [
     {"role": "system", "content": "  short <answers> "},
     {"role": "user", "content": "naïve 🙂?\n"},
     {"role": "assistant", "content": "[INST] & so on"},
     {"role": "user", "content": "and </s>?"},
 ]
-LLAMA = """{{- bos_token }}
-{%- if tools is not none %}{{ raise_exception('no tools') }}{% endif %}
-{%- for message in messages %}
-    {{- '<|role|>' + message['role'] + '<|text|>\\n\\n' + message['content'] | trim }}
-    {{- strftime_now('%Y') }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|role|>assistant<|text|>' }}{% endif %}
-"""
-MISTRAL = """{{ bos_token }}
+TEMPLATE = """{{- bos_token }}
 {% set seen = namespace(users=0) %}
-{% for message in messages %}
+{%- for message in messages %}
   {% if message.role == 'user' %}
     {% set seen.users = seen.users + 1 %}
     {% if seen.users > 2 %}{% break %}{% endif %}
-[INST] {{ message.content }} [/INST]
+<|role|> {{ message.role }} <|text|>\n{{ message['content'] | trim }} {{ strftime_now('%Y') }}
   {% elif message.role == 'assistant' %}
-{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}
-  {% else %}
-    {{ raise_exception('unknown role ' ~ message.role) if message.role == 'tool' }}
+{% generation %}{{ message | tojson }}{{ eos_token }}{{ unk_token }}{% endgeneration %}
+  {% elif tools is not none %}
+    {{- raise_exception('no tools') }}
   {% endif %}
-{% endfor %}"""
-QWEN = """{% for message in messages %}
-{{ message | tojson }}{{ unk_token }}{{ '<|text|>' if loop.last }}
-{% endfor %}"""
+[/INST] {{ '[INST]' if loop.last }}
+{% endfor %}
+{%- if add_generation_prompt %}{{ '<|role|>assistant' }}{% endif %}"""
 
 
 def family(directory: Path, kind: str) -> Path:
     """A directory with a small tokenizer of this kind, and its chat template."""
-    rules, settings = Rules(models.BPE(byte_fallback=kind == "mistral")), dict[str, Any]()
-    first = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    if kind == "mistral":
+    settings: dict[str, Any] = {"bos_token": "<s>", "pad_token": "<pad>"}
+    settings |= {"eos_token": {"__type": "AddedToken", "content": "</s>"}}
+    settings |= {"tokenizer_class": "PreTrainedTokenizerFast"}
+    by_bytes, level = kind == "mistral", pre_tokenizers.ByteLevel
+    letters = [f"<0x{byte:02X}>" for byte in range(256)] if by_bytes else sorted(level.alphabet())
+    spelt = dict.fromkeys([*SPECIAL, *letters, "a", "d", "e", "de", "▁"])
+    pieces = {piece: id_ for id_, piece in enumerate(spelt)}
+    rules = Rules(models.BPE(pieces, [("d", "e")], byte_fallback=by_bytes))
+    rules.pre_tokenizer, rules.decoder = level(add_prefix_space=False), decoders.ByteLevel()
+    rules.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIAL])
+    if by_bytes:
         rules.pre_tokenizer = pre_tokenizers.Metaspace()
         inner = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
         rules.decoder = decoders.Sequence([*inner, decoders.Strip(" ", 1, 0)])
-        alphabet = [f"<0x{byte:02X}>" for byte in range(256)]
-        settings["chat_template"] = [{"name": "default", "template": MISTRAL}]
-    else:
-        rules.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        rules.decoder = decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        settings["chat_template"] = listed({"default": TEMPLATE})
     if kind == "qwen":
         rules.normalizer = normalizers.NFC()
         added = {"content": "<think>", "special": False, "normalized": False}
-        settings["added_tokens_decoder"] = {"600": added}
-        (directory / "chat_template.jinja").write_text(QWEN)
+        settings["added_tokens_decoder"] = {str(len(pieces)): added}
+        (directory / "chat_template.jinja").write_text(TEMPLATE)
     else:
+        first = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
         rules.post_processor = first
     if kind == "llama":
-        settings["chat_template"] = LLAMA
-    rules.train_from_iterator(
-        TRAINED,
-        BpeTrainer(
-            vocab_size=600,
-            special_tokens=[AddedToken(one, normalized=False) for one in SPECIAL] + alphabet,
-            show_progress=False,
-        )
-        if kind == "mistral"
-        else BpeTrainer(
-            vocab_size=600, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
-        ),
-    )
+        settings["chat_template"] = TEMPLATE
     rules.enable_truncation(4)
     rules.save(str(directory / "tokenizer.json"))
-    settings |= {"bos_token": "<s>", "eos_token": {"__type": "AddedToken", "content": "</s>"}}
-    settings |= {"pad_token": "<pad>", "tokenizer_class": "PreTrainedTokenizerFast"}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     return directory
 
@@ -265,8 +191,8 @@ NAMED = {"default": "{{ messages[0].content }}", "tool_use": "T{{ tools | length
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
-def as_list(directory: Path) -> object:
-    return [{"name": name, "template": template} for name, template in NAMED.items()]
+def listed(templates: dict[str, str]) -> list[dict[str, str]]:
+    return [{"name": name, "template": template} for name, template in templates.items()]
 
 
 def as_files(directory: Path) -> object:
@@ -276,33 +202,24 @@ def as_files(directory: Path) -> object:
     return "not this one"
 
 
-@pytest.mark.parametrize("write", [as_list, as_files, lambda _: NAMED])
+@pytest.mark.parametrize("write", [as_files, lambda _: NAMED, lambda _: listed(NAMED)])
 def test_of_named_templates_that_of_transformers_is_taken(
     write: Callable[[Path], object], tmp_path: Path
 ) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    altered(tmp_path)
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    settings["chat_template"] = write(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    ours, theirs = Tokenizer(tmp_path), PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    ours = altered(tmp_path, template=write(tmp_path))
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     for tools in (None, TOOLS):
         text = theirs.apply_chat_template(TURNS, tools=tools, tokenize=False)
         assert ours.encode_chat(TURNS, tools or ()) == theirs.encode(text, add_special_tokens=False)
     assert ours.template == NAMED["tool_use"]
 
 
-def test_a_chat_without_a_default_template_names_those_that_are_there(tmp_path: Path) -> None:
-    altered(tmp_path)
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    settings["chat_template"] = [{"name": "rag", "template": "x"}]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.raises(InvalidRequest, match="rag"):
-        Tokenizer(tmp_path).encode_chat(TURNS)
-
-
-def test_a_directory_with_a_sentencepiece_file_alone_is_told_what_to_do(tmp_path: Path) -> None:
+def test_a_directory_without_a_tokenizer_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(UnsupportedModel, match="tokenizer"):
+        Tokenizer(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"\n")
     with pytest.raises(UnsupportedModel, match=r"tokenizer\.json.*save_pretrained"):
         Tokenizer(tmp_path)

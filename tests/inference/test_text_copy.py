@@ -24,19 +24,24 @@ def text(
     return received
 
 
-def test_what_comes_is_read_once_and_in_one_piece() -> None:
-    received = text()
+def test_what_comes_is_read_once_and_in_one_piece_over_all_sessions() -> None:
+    traffic = Traffic()
+    received = TextCopy(PROMPT, SamplingParams(), 100, traffic)
+    received.set_order(Decode(10))
     assert received.read() is None
-    received.take(progress(3, 4, 5, proposers=(0, NOBODY)))
-    received.take(progress(5, 6))
+    received.take(progress(3, 4, 5, proposers=(0, NOBODY), nodes=8, forwards=3))
+    received.begin_session()
+    received.take(progress(5, 6, nodes=2, forwards=1))
     read = received.read()
     assert read is not None
     assert (read.position, read.tokens, read.proposers) == (3, (4, 5, 6), (0, NOBODY, NOBODY))
+    assert (read.nodes, read.forwards, received.latest.nodes) == (10, 4, 2)
     assert received.read() is None
-    received.take(progress(6, nodes=7))
+    received.take(progress(6, nodes=3, forwards=2))
     alive = received.read()
     assert alive is not None
-    assert (alive.position, alive.tokens, alive.nodes, alive.forwards) == (6, (), 2, 0)
+    assert (alive.position, alive.tokens, alive.nodes, alive.forwards) == (6, (), 1, 1)
+    assert (traffic.nodes, traffic.forwards, traffic.model_seconds) == (11, 5, 2.0)
 
 
 def test_tokens_that_are_there_already_are_passed_over() -> None:
@@ -87,26 +92,25 @@ def test_log_probabilities_that_nobody_asked_for_or_that_are_left_out_are_a_mism
     assert received.tokens == PROMPT
 
 
-WRONG: dict[str, tuple[Progress, str]] = {
-    "a gap": (progress(6, 7), "5 to 5"),
-    "the greatest position": (progress(2**32 - 1, 7), str(2**32 - 2)),
-    "another token than before": (progress(4, 6), "contradicts itself"),
-    "another prompt": (progress(0, 2), "contradicts itself"),
-    "a contradiction within what is new": (progress(3, 4, 6, 7), "contradicts itself"),
-    "a token outside the vocabulary": (progress(5, 100), "100"),
-    "more than was asked": (progress(5, *range(6, 12)), "11 .* 10 "),
-    "tokens behind a stop id": (progress(5, 50, 6), "stop id"),
-    "nodes that were not": (progress(5, 6, nodes=4), "backwards"),
-    "a forward that was not": (progress(5, 6, forwards=1), "backwards"),
-    "time that runs back": (progress(5, 6, model_seconds=0.5), "backwards"),
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_what_no_target_says_is_a_mismatch_and_changes_nothing(wrong: str) -> None:
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (progress(6, 7), "omitted tokens 5 to 5"),
+        (progress(2**32 - 1, 7), str(2**32 - 2)),
+        (progress(4, 6), "contradicts itself"),
+        (progress(0, 2), "contradicts itself"),
+        (progress(3, 4, 6, 7), "contradicts itself"),
+        (progress(5, 100), "100"),
+        (progress(5, *range(6, 12)), "11 .* 10 "),
+        (progress(5, 50, 6), "stop id"),
+        (progress(5, 6, nodes=4), "backwards"),
+        (progress(5, 6, forwards=1), "backwards"),
+        (progress(5, 6, model_seconds=0.5), "backwards"),
+    ],
+)
+def test_what_no_target_says_is_a_mismatch_and_changes_nothing(said: Progress, words: str) -> None:
     received = text(stop_ids=frozenset({50}))
     received.take(progress(3, 4, 5))
-    said, words = WRONG[wrong]
     with pytest.raises(Mismatch, match=words):
         received.take(said)
     assert received.tokens == [1, 2, 3, 4, 5]
@@ -125,37 +129,13 @@ def test_nothing_comes_after_an_end(end: End) -> None:
         received.take(progress(6, 7))
 
 
-def test_an_end_that_an_order_since_has_moved_is_none() -> None:
-    received = text(4)
-    received.take(progress(3, 4, end=End.MAX_TOKENS))
-    received.set_order(Decode(9, frozenset({8})))
-    for late in (End.MAX_TOKENS, End.STOP_ID):
-        received.take(progress(4, end=late))
-        assert received.end is End.NOT
-
-
-@pytest.mark.parametrize("end", [End.CREDIT, End.EVICTED, End.STOP_ID])
-def test_a_session_that_stands_still_has_not_ended_nor_by_a_stop_id_of_its_prompt(end: End) -> None:
+@pytest.mark.parametrize("end", [End.CREDIT, End.EVICTED, End.STOP_ID, End.MAX_TOKENS])
+def test_a_pause_or_the_end_of_an_earlier_order_is_no_end(end: End) -> None:
+    """Nor is a stop id in the prompt."""
     received = text(stop_ids=frozenset({3}))
-    received.take(progress(3, end=end))
-    assert received.end is End.NOT
-
-
-def test_costs_are_summed_over_sessions_and_read_once() -> None:
-    traffic = Traffic()
-    received = TextCopy(PROMPT, SamplingParams(), 100, traffic)
-    received.set_order(Decode(10))
-    received.take(progress(3, 4, nodes=8, forwards=3))
-    received.begin_session()
-    received.take(progress(4, 5, nodes=2, forwards=1))
-    read = received.read()
-    assert read is not None
-    assert (read.nodes, read.forwards, received.latest.nodes) == (10, 4, 2)
-    received.take(progress(5, 6, nodes=3, forwards=2))
-    read = received.read()
-    assert read is not None
-    assert (read.nodes, read.forwards) == (1, 1)
-    assert (traffic.nodes, traffic.forwards, traffic.model_seconds) == (11, 5, 2.0)
+    for came in (progress(3, end=end), progress(3, 4, end=end)):
+        received.take(came)
+        assert received.end is End.NOT
 
 
 def test_nothing_is_owed_without_an_order_or_a_reason_to_go_on() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -60,19 +58,16 @@ def test_the_mask_of_any_tree_is_ancestors_and_self(choices: list[int]) -> None:
         assert drawn.depths[node] == len(ancestors) - 1
 
 
-def test_acceptance_never_leaves_its_own_branch() -> None:
-    """Token 7 stands below 5 and below 6: only the child of the accepted node counts."""
-    drawn = tree([0, 5, 6, 7, 7], [-1, 0, 0, 1, 2])
-    assert accept_matches([drawn], [np.array([6, 7, 7, 1, 2])]) == [Verdict((2, 4), 2)]
-
-
-def test_each_of_many_trees_is_walked_as_if_alone() -> None:
+def test_each_of_many_trees_is_walked_as_if_alone_and_within_one_branch() -> None:
+    """Token 7 of the last tree stands below 5 and below 6: only one is the accepted node's."""
     trees = [tree([0], [-1]), tree([0, 5, 6, 7], [-1, 0, 1, 2]), tree([0, 5, 6], [-1, 0, 0])]
-    chosen = [np.array([5]), np.array([5, 6, 7, 8]), np.array([6, 6, 5])]
-    assert accept_matches(trees, chosen) == [
+    trees.append(tree([0, 5, 6, 7, 7], [-1, 0, 0, 1, 2]))
+    chosen = [[5], [5, 6, 7, 8], [6, 6, 5], [6, 7, 7, 1, 2]]
+    assert accept_matches(trees, [np.array(tokens) for tokens in chosen]) == [
         Verdict((), 5),
         Verdict((1, 2, 3), 8),
         Verdict((2,), 5),
+        Verdict((2, 4), 2),
     ]
 
 
@@ -87,19 +82,3 @@ def test_walks_end_at_the_first_node_that_the_target_leaves(left: list[set[int]]
             node += 1
         expected.append(Verdict(tuple(range(1, node + 1)), int(chosen[-1][node])))
     assert accept_matches([drawn] * len(left), chosen) == expected
-
-
-def test_acceptance_finds_the_only_consistent_path_in_every_small_tree() -> None:
-    for parents in itertools.product([0], [0, 1], [0, 1, 2]):
-        drawn = tree([0, 1, 2, 3], [-1, *parents])
-        for chosen in itertools.product(range(4), repeat=4):
-            path: list[int] = []
-            while step := [
-                n
-                for n in range(1, 4)
-                if drawn.parents[n] == ([0, *path][-1])
-                and drawn.tokens[n] == chosen[[0, *path][-1]]
-            ]:
-                path += step
-            expected = Verdict(tuple(path), chosen[[0, *path][-1]])
-            assert accept_matches([drawn], [np.array(chosen)]) == [expected]

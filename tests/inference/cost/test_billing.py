@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from random import Random
 from typing import Any
 
 import pytest
@@ -29,11 +28,6 @@ TOKENS, USAGE = 200, Usage(wall=5.0, drafting=1.0, bytes_up=20_000, bytes_down=4
 PRICED = Billing(1.34375, 0.36, 0.09, draft_watts=20.0, target_watts=400.0)
 
 
-def test_trn1_at_40_tokens_a_second_costs_9_3316_dollars_a_million() -> None:
-    found = Billing(1.34375, 0.2, 0.0).figures(40, Usage(wall=1.0, bytes_up=20_000))
-    assert round(found["total_cost"].times(1e6).value or 0, 4) == 9.3316
-
-
 def test_figures_by_hand() -> None:
     found = replace(RENTED, target_watts=80.0).figures(TOKENS, USAGE, JOULES)
     million = {name: figure.times(1e6).value for name, figure in found.items()}
@@ -53,6 +47,13 @@ def test_figures_by_hand() -> None:
     assert set(found) == {*OBJECTIVES, "known_cost"}
     assert found["total_cost"].quality is Quality.MEASURED
     assert found["energy_total"].quality is Quality.ESTIMATED  # the target's watts are stated
+    stated = replace(RENTED, draft_watts=20.0).figures(TOKENS, USAGE)
+    assert stated["total_cost"].quality is Quality.ESTIMATED
+    assert stated["draft_energy"].value == pytest.approx(20.0 / TOKENS)  # a second of drafting
+    assert stated["draft_energy"].source == "20 W assumed"
+    trn1 = Billing(1.34375, 0.2, 0.0).figures(40, Usage(wall=1.0, bytes_up=20_000))
+    assert round(trn1["total_cost"].times(1e6).value or 0, 4) == 9.3316
+    assert hire_usd(90.0, 36.0) == pytest.approx(0.9)
 
 
 def test_an_unknown_energy_makes_the_total_unavailable_and_is_never_nothing() -> None:
@@ -63,17 +64,6 @@ def test_an_unknown_energy_makes_the_total_unavailable_and_is_never_nothing() ->
     assert (known.quality, known.lower_bound) == (Quality.ESTIMATED, True)
     assert all(part in known.source for part in ("wall clock", "counted bytes", "no counter"))
     assert known.times(1e6).value == pytest.approx(9.331597 + 0.0108)
-
-
-def test_an_estimate_makes_an_estimate() -> None:
-    stated = replace(RENTED, draft_watts=20.0).figures(TOKENS, USAGE)
-    assert stated["total_cost"].quality is Quality.ESTIMATED
-    assert stated["draft_energy"].value == pytest.approx(20.0 / TOKENS)  # a second of drafting
-    assert stated["draft_energy"].source == "20 W assumed"
-
-
-def test_an_hour_is_hired_by_the_second() -> None:
-    assert hire_usd(90.0, 36.0) == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize(
@@ -109,34 +99,7 @@ def test_sums_are_as_good_as_their_worst_part() -> None:
     assert UNKNOWN.record() == plain
 
 
-def by_hand(billing: Billing, usage: Usage) -> dict[str, float]:
-    """US dollars, joules or seconds of the usage by each objective."""
-    draft, held = (billing.draft_watts or 0) * usage.drafting, usage.wall * 1.34375 / 3600
-    traffic = 0.09e-9 * (usage.bytes_up + usage.bytes_down)
-    return {
-        "total_cost": held + draft * 0.36 / 3.6e6 + traffic,
-        "api_cost": held,
-        "energy_total": draft + 400.0 * usage.wall,
-        "draft_energy": draft,
-        "target_energy": 400.0 * usage.wall,
-        "latency": usage.wall,
-    }
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_unit_prices_say_what_the_figures_say(objective: str) -> None:
-    random, prices = Random(7), PRICED.unit_prices(objective)
-    for _ in range(50):
-        tokens, seconds = random.randint(1, 500), random.uniform(1e-3, 9)
-        sent, received = random.randint(1, 10**6), random.randint(1, 10**6)
-        usage = Usage(seconds, random.uniform(1e-3, 9), sent, received)
-        expected = by_hand(PRICED, usage)[objective]
-        assert prices.of(usage) == pytest.approx(expected, rel=1e-9)
-        figure = PRICED.figures(tokens, usage)[objective]
-        assert figure.value == pytest.approx(expected / tokens, rel=1e-9)
-
-
-def test_unit_prices_by_hand() -> None:
+def test_unit_prices_by_hand_are_those_of_the_figures() -> None:
     billing = Billing(3.6, 0.36, 0.1, draft_watts=10.0)
     assert billing.unit_prices("total_cost") == pytest.approx((1e-3, 1e-6, 1e-10, 1e-10))
     assert billing.unit_prices("api_cost") == pytest.approx((1e-3, 0.0, 0.0, 0.0))
@@ -145,36 +108,31 @@ def test_unit_prices_by_hand() -> None:
     free = Billing(3.6, 0.0, 0.0, draft_watts=0.0, target_watts=0.0)  # 0 that is stated
     assert free.unit_prices("total_cost") == pytest.approx((1e-3, 0.0, 0.0, 0.0))
     assert free.unit_prices("energy_total") == UnitPrices(0.0)
+    usage = Usage(3.0, 1.0, 1000, 2000)
+    for objective in OBJECTIVES:
+        figure = PRICED.figures(TOKENS, usage)[objective].times(TOKENS)
+        assert PRICED.unit_prices(objective).of(usage) == pytest.approx(figure.value, rel=1e-9)
+    assert PRICED.known_prices == pytest.approx(PRICED.unit_prices("total_cost"))
+    unstated = replace(PRICED, usd_per_gb=None)  # what is known is a lower bound
+    assert 0 < unstated.known_prices.of(usage) < PRICED.known_prices.of(usage)
+    assert Billing(3.6).known_prices == pytest.approx((1e-3, 0.0, 0.0, 0.0))
 
 
-@pytest.mark.parametrize(
-    ("unstated", "objective", "missing"),
-    [
+def test_what_nobody_has_stated_is_named_and_never_nothing() -> None:
+    for unstated, objective, missing in (
         ("usd_per_hour", "api_cost", "target"),
         ("usd_per_kwh", "total_cost", "electricity"),
         ("usd_per_gb", "total_cost", "traffic"),
         ("draft_watts", "total_cost", "watts .*draft"),
         ("draft_watts", "draft_energy", "watts .*draft"),
         ("target_watts", "target_energy", "watts .*target"),
-        (("draft_watts", "target_watts"), "energy_total", "watts .*target .*draft"),
-    ],
-)
-def test_what_nobody_has_stated_is_named_and_never_nothing(
-    unstated: str | tuple[str, ...], objective: str, missing: str
-) -> None:
-    names = (unstated,) if isinstance(unstated, str) else unstated
-    nothing: dict[str, Any] = dict.fromkeys(names)
-    billing = replace(PRICED, **nothing)
-    with pytest.raises(InvalidRequest, match=f"{objective} .*{missing}"):
-        billing.unit_prices(objective)
-    assert billing.figures(1.0, Usage(1.0, 1.0, 100, 100))[objective].value is None
-
-
-def test_known_prices_are_a_lower_bound_of_the_total() -> None:
-    usage, unstated = Usage(3.0, 1.0, 1000, 2000), replace(PRICED, usd_per_gb=None)
-    assert PRICED.known_prices == pytest.approx(PRICED.unit_prices("total_cost"))
-    assert 0 < unstated.known_prices.of(usage) < PRICED.known_prices.of(usage)
-    assert Billing(3.6).known_prices == pytest.approx((1e-3, 0.0, 0.0, 0.0))
+        ("draft_watts target_watts", "energy_total", "watts .*target .*draft"),
+    ):
+        nothing: dict[str, Any] = dict.fromkeys(unstated.split())
+        billing = replace(PRICED, **nothing)
+        with pytest.raises(InvalidRequest, match=f"{objective} .*{missing}"):
+            billing.unit_prices(objective)
+        assert billing.figures(1.0, Usage(1.0, 1.0, 100, 100))[objective].value is None
 
 
 def test_a_blend_weighs_each_relative_to_a_token_of_the_target_alone() -> None:
@@ -184,15 +142,9 @@ def test_a_blend_weighs_each_relative_to_a_token_of_the_target_alone() -> None:
     for weight, expected in ((0.0, 2.0), (0.5, (2.0 + dearer) / 2), (1.0, dearer)):
         assert blend(cost, weight, alone).of(alone) == pytest.approx(1.0)
         assert blend(cost, weight, alone).of(double_time) == pytest.approx(expected)
-
-
-def test_what_the_target_alone_gets_for_nothing_makes_no_infinite_price() -> None:
-    drafting = blend(UnitPrices(0.0, 20.0), 1.0, Usage(0.04))
+    drafting = blend(UnitPrices(0.0, 20.0), 1.0, Usage(0.04))  # which the target gets for nothing
     assert drafting.of(Usage(0.04)) == 0.0
     assert 0 < drafting.of(Usage(0.02, 0.01)) < float("inf")
-
-
-def test_usages_add_up_and_scale() -> None:
     usage = Usage(1.0, 2.0, 3.0, 4.0)
     assert usage.plus(usage) == usage.times(2.0) == Usage(2.0, 4.0, 6.0, 8.0)
     assert UnitPrices(1.0, 10.0, 100.0, 1000.0).of(usage) == 4321.0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,12 +30,9 @@ def zone(
 ) -> Path:
     path = powercap / f"intel-rapl:{number}"
     path.mkdir(parents=True)
-    for file, content in (
-        ("name", name),
-        ("energy_uj", microjoules),
-        ("max_energy_range_uj", most),
-    ):
-        (path / file).write_text(f"{content}\n")
+    (path / "name").write_text(f"{name}\n")
+    (path / "max_energy_range_uj").write_text(f"{most}\n")
+    advance(path, microjoules)
     return path
 
 
@@ -53,7 +48,8 @@ def test_rapl_adds_packages_and_memory_but_not_what_a_package_contains(tmp_path:
         zone(tmp_path, "1", "psys", 9),
     ]
     meter = EnergyMeter(rapl_readers(tmp_path))
-    with meter:
+    partly = EnergyMeter([*rapl_readers(tmp_path), Unreadable("board: no counter")])
+    with meter, partly:
         for path, after in zip(zones, (8_500_000, 3_000_001, 250_000, 9_000_009), strict=True):
             advance(path, after)
     assert [(part.value, part.source) for part in meter.readings] == [
@@ -61,6 +57,10 @@ def test_rapl_adds_packages_and_memory_but_not_what_a_package_contains(tmp_path:
         (0.25, "RAPL dram"),
     ]
     assert (meter.joules.value, meter.joules.quality) == (3.75, Quality.MEASURED)
+    known = partly.joules
+    assert (known.value, known.quality, known.lower_bound) == (3.75, Quality.ESTIMATED, True)
+    assert "RAPL package-0" in known.source
+    assert "board: no counter" in known.source
 
 
 def test_a_rapl_counter_that_wraps_goes_on_counting(tmp_path: Path) -> None:
@@ -73,112 +73,64 @@ def test_a_rapl_counter_that_wraps_goes_on_counting(tmp_path: Path) -> None:
     assert readings == [0.0, 1.5, 10.5, 12.0]
 
 
-def test_a_counter_that_the_kernel_denies_is_unavailable_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    zone(tmp_path, "0", "package-0", 1)
-    read = Path.read_text
-
-    def deny(path: Path, *arguments: Any, **settings: Any) -> str:
-        if path.name == "energy_uj":
-            raise PermissionError(13, "Permission denied")
-        return read(path, *arguments, **settings)
-
-    monkeypatch.setattr(Path, "read_text", deny)
+def test_a_counter_that_cannot_be_read_is_unavailable_with_the_reason(tmp_path: Path) -> None:
+    (missing,) = rapl_readers(tmp_path / "powercap")
+    assert missing.joules().value is None
+    assert "EC2" in missing.joules().source
+    path = zone(tmp_path, "0", "package-0", 1)
+    (path / "energy_uj").unlink()
+    (path / "energy_uj").mkdir()
     figure = rapl_readers(tmp_path)[0].joules()
     assert figure.quality is Quality.UNAVAILABLE
-    assert "RAPL package-0: Permission denied" in figure.source
+    assert "RAPL package-0: Is a directory" in figure.source
     assert "root only" in figure.source
 
 
-def test_a_machine_without_counters_says_so(tmp_path: Path) -> None:
-    (reader,) = rapl_readers(tmp_path / "powercap")
-    assert reader.joules().value is None
-    assert "EC2" in reader.joules().source
-
-
-def test_a_counter_that_stood_still_is_unavailable_and_not_zero() -> None:
-    still = AppleReader(
-        monitor_at(cpu_total_mj=500, dram_mj=20),
-        ("cpu_total_mj", "dram_mj"),
-        "Apple CPU and memory",
-    )
-    clock = Clock()
-    with EnergyMeter([still], clock=clock) as meter:
-        clock.now += 7.5
-    (part,) = meter.readings
-    assert part.value is None
-    assert part.source.startswith("Apple CPU and memory: ")
-    assert "7.5 s" in part.source
-
-
-def monitor_at(**millijoules: int) -> Any:
-    """A monitor of zeus_apple_silicon: a metric is None where the chip does not count."""
+def apple(name: str, counted: tuple[str, ...], **millijoules: int) -> AppleReader:
+    """Of a chip that counts these alone: other metrics of zeus_apple_silicon are None."""
     fields = ("cpu_total_mj", "dram_mj", "gpu_mj", "gpu_sram_mj", "ane_mj")
     metrics = SimpleNamespace(**{field: millijoules.get(field) for field in fields})
-    return SimpleNamespace(get_cumulative_energy=lambda: metrics)
+    monitor: Any = SimpleNamespace(get_cumulative_energy=lambda: metrics)
+    return AppleReader(monitor, counted, name)
 
 
-def test_apples_counters_are_added_where_the_processor_has_them() -> None:
-    reader = AppleReader(
-        monitor_at(gpu_mj=1500, ane_mj=500), ("gpu_mj", "gpu_sram_mj", "ane_mj"), "GPU"
-    )
+def test_apples_counters_are_added_where_they_count() -> None:
+    reader = apple("GPU", ("gpu_mj", "gpu_sram_mj", "ane_mj"), gpu_mj=1500, ane_mj=500)
     assert reader.joules() == Figure.measured(2.0, "GPU")
-    assert AppleReader(monitor_at(), ("gpu_mj",), "GPU").joules().value is None
+    assert apple("GPU", ("gpu_mj",)).joules().value is None
+    still, clock = apple("CPU", ("cpu_total_mj", "dram_mj"), cpu_total_mj=500, dram_mj=20), Clock()
+    clock.now = 3.0
+    with EnergyMeter([still], clock=clock) as meter:
+        clock.now += 7.5
+    (part,) = meter.readings  # a counter that stood still is not zero
+    assert part.value is None
+    assert part.source.startswith("CPU: ")
+    assert " 7.5 s" in part.source
 
 
-def test_a_mac_without_the_package_names_the_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setitem(sys.modules, "zeus_apple_silicon", None)
-    (reader,) = find_readers()
-    assert reader.joules().source == "Apple processor: pip install '.[energy]'"
+def board(patch: pytest.MonkeyPatch, energy: list[int] | None, power: list[int]) -> None:
+    """One board as NVIDIA's binding answers for it. energy: in mJ; None before Volta"""
+
+    def total_energy(handle: object) -> int:
+        if energy is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return energy.pop(0)
+
+    def usage(handle: object) -> int:
+        if not power:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return power.pop(0)
+
+    patch.setattr(pynvml, "nvmlInit", lambda: None)
+    patch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 1)
+    patch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    patch.setattr(pynvml, "nvmlDeviceGetName", lambda handle: "NVIDIA Test")
+    patch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", total_energy)
+    patch.setattr(pynvml, "nvmlDeviceGetPowerUsage", usage)
 
 
-class Board:
-    """NVIDIA's library as its binding calls it. `energy` None: a board before Volta."""
-
-    def __init__(self, energy: list[int] | None, power: list[int]) -> None:
-        self.energy, self.power = energy, power
-
-    def nvmlInitWithFlags(self, flags: Any) -> int:
-        return 0
-
-    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
-        count._obj.value = 1
-        return 0
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index: ctypes.c_uint, handle: Any) -> int:
-        assert index.value == 0
-        return 0
-
-    def nvmlDeviceGetName(self, handle: Any, name: Any, length: ctypes.c_uint) -> int:
-        name.value = b"NVIDIA Test"
-        return 0
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any, millijoules: Any) -> int:
-        if self.energy is None:
-            return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        millijoules._obj.value = self.energy.pop(0)
-        return 0
-
-    def nvmlDeviceGetPowerUsage(self, handle: Any, milliwatts: Any) -> int:
-        if not self.power:
-            return int(pynvml.NVML_ERROR_GPU_IS_LOST)
-        milliwatts._obj.value = self.power.pop(0)
-        return 0
-
-
-@pytest.fixture
-def nvidia(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    def install(library: Any) -> None:
-        monkeypatch.setattr(pynvml, "nvmlLib", library)
-        monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-
-    return install
-
-
-def test_a_boards_energy_counter_is_in_millijoules(nvidia: Callable[[Any], None]) -> None:
-    nvidia(Board([9_000_000_000_000, 9_000_000_000_000, 9_000_000_012_500], []))
+def test_a_boards_energy_counter_is_in_millijoules(monkeypatch: pytest.MonkeyPatch) -> None:
+    board(monkeypatch, [9_000_000_000_000, 9_000_000_000_000, 9_000_000_012_500], [])
     (reader,) = nvml_readers()
     with EnergyMeter([reader], sample_seconds=60.0) as meter:
         pass
@@ -186,9 +138,9 @@ def test_a_boards_energy_counter_is_in_millijoules(nvidia: Callable[[Any], None]
 
 
 def test_a_board_without_a_counter_has_its_power_integrated(
-    nvidia: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    nvidia(Board(None, [20_000, 40_000, 60_000]))
+    board(monkeypatch, None, [20_000, 40_000, 60_000])
     (reader,) = nvml_readers()
     clock = Clock()
     monkeypatch.setattr(energy, "time", SimpleNamespace(monotonic=clock))
@@ -201,68 +153,52 @@ def test_a_board_without_a_counter_has_its_power_integrated(
     assert (lost.value, lost.source) == (None, "NVIDIA Test 0: GPU is lost")
 
 
-def test_a_machine_without_nvidias_driver_has_no_board(
-    nvidia: Callable[[Any], None], tmp_path: Path
-) -> None:
-    nvidia(SimpleNamespace(nvmlInitWithFlags=lambda flags: pynvml.NVML_ERROR_DRIVER_NOT_LOADED))
+def test_a_machine_without_nvidias_driver_has_no_board(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = [pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH]
+
+    def fail() -> None:
+        raise pynvml.NVMLError(errors.pop(0))
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
     assert nvml_readers() == []
-    nvidia(
-        SimpleNamespace(nvmlInitWithFlags=lambda flags: pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
-    )
     assert "version mismatch" in nvml_readers()[0].joules().source
 
 
-def test_a_driver_without_the_package_names_the_install_line(
+def test_a_machine_without_the_package_names_the_install_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert nvml_readers(tmp_path / "absent") == []
     assert nvml_readers(tmp_path)[0].joules().source == "NVIDIA: pip install '.[energy]'"
-
-
-def publish(path: Path, mean: str, status: str = "POWER_STATUS_VALID") -> None:
-    """A minute as the Neuron driver writes it: status, time, least, most and mean percent."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{status},1000,0.86,25.00,{mean}")
-
-
-def test_neurons_percentages_are_no_joules(tmp_path: Path) -> None:
-    for place in ("neuron0/stats/power", "neuron1/moved/power"):
-        publish(tmp_path / place / "utilization", "18.86")
-    for number, reader in enumerate(neuron_readers(tmp_path)):
-        figure = reader.joules()
-        assert figure.value is None
-        assert figure.source.startswith(f"neuron{number}: 18.86 % ")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setitem(sys.modules, "zeus_apple_silicon", None)
+    (reader,) = find_readers()
+    assert reader.joules().source == "Apple processor: pip install '.[energy]'"
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ("POWER_STATUS_VALID,1000,0.86,25.00,18.86", "neuron0: 18.86 % "),  # of no known watts
         ("POWER_STATUS_NO_DATA,0,0.00,0.00,0.00", "neuron0: POWER_STATUS_NO_DATA"),
         ("", "neuron0: "),
         ("POWER_STATUS_VALID,1,2,3,much", "neuron0: "),
     ],
 )
-def test_a_neuron_file_without_data_is_unavailable(text: str, says: str, tmp_path: Path) -> None:
-    (tmp_path / "utilization").write_text(text)
-    assert NeuronReader(tmp_path / "utilization", "neuron0").joules().source.startswith(says)
+def test_neurons_percentages_are_no_joules(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "neuron0" / "moved" / "power" / "utilization"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    (reader,) = neuron_readers(tmp_path)
+    figure = reader.joules()
+    assert figure.value is None
+    assert figure.source.startswith(says)
     assert NeuronReader(tmp_path / "absent", "neuron0").joules().value is None
-
-
-def test_a_part_that_is_unknown_leaves_a_lower_bound_that_names_it(tmp_path: Path) -> None:
-    advance(path := zone(tmp_path, "0", "package-0", 0), 0)
-    with EnergyMeter([*rapl_readers(tmp_path), Unreadable("board: no counter")]) as meter:
-        advance(path, 30_000_000)
-    known = meter.joules
-    assert (known.value, known.quality, known.lower_bound) == (30.0, Quality.ESTIMATED, True)
-    assert "RAPL package-0" in known.source
-    assert "board: no counter" in known.source
 
 
 def test_readers_are_asked_while_the_meter_runs() -> None:
     class Counting:
-        def __init__(self) -> None:
-            self.asked = 0
+        asked = 0
 
         def joules(self) -> Figure:
             self.asked += 1
@@ -273,12 +209,6 @@ def test_readers_are_asked_while_the_meter_runs() -> None:
         while reader.asked < 5:
             pass
     assert (meter.readings[0].value or 0) >= 4
-
-
-def test_this_machine_is_read_without_failing() -> None:
-    with EnergyMeter(find_readers()) as meter:
+    with EnergyMeter(find_readers()) as meter:  # those of this machine
         sum(range(100_000))
-    for part in meter.readings:
-        assert part.source
-        assert part.value is None or part.value > 0
-    assert Unreadable("why").joules() == Figure.unavailable("why")
+    assert all(part.source and (part.value is None or part.value > 0) for part in meter.readings)

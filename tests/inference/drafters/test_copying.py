@@ -52,6 +52,9 @@ def test_a_phrase_that_begins_again_is_sent_to_its_end_without_a_call() -> None:
     assert (nodes.proposer, tokens_of([nodes])[:4]) == (COPY, [*PHRASE[3:], 7])
     assert proposer.work(0.0) is None
     assert proposer.usage.calls == 0
+    proposer.close()
+    proposer.open([8, *PHRASE[:3]], GREEDY, end=100)  # texts of others are not copied
+    assert sent(proposer, NUMBERS) == []
 
 
 def test_a_target_that_never_copies_silences_the_copies() -> None:
@@ -81,7 +84,7 @@ def test_model_and_copies_share_a_list_and_name_a_token_once() -> None:
     assert PHRASE[3] not in [one.token for one in below]
 
 
-def test_where_the_model_agrees_both_together_are_surer_than_the_model() -> None:
+def test_where_the_model_agrees_both_together_are_surer_and_a_context_is_judged() -> None:
     known = knowledge().acceptance
     tokens, table = joint_features({1: 0.6, 2: 0.2}, {})
     alone = dict(zip(tokens, known.together(table), strict=True))
@@ -93,83 +96,47 @@ def test_where_the_model_agrees_both_together_are_surer_than_the_model() -> None
     sure, unlikely = {1: 0.95, 2: 0.95}, {1: 0.1}
     assert 0.9 < known.together(joint_features(sure, sure)[1]).sum() < 1
     assert known.together(joint_features(unlikely, {})[1]).sum() < 0.5
-
-
-def test_what_a_context_is_worth_is_learnt() -> None:
-    law = knowledge().acceptance.laws.copies
-    table = [[1.0, 1.1, 0.5, 0.7, 1.0]]
-    (before,) = law.chances(table)
+    law, context = known.laws.copies, [[1.0, 1.1, 0.5, 0.7, 1.0]]
+    (before,) = law.chances(context)
     for _ in range(100):
-        law.observe(table, None)
-    (after,) = law.chances(table)
-    assert after < 0.1 < before
+        law.observe(context, None)
+    assert law.chances(context)[0] < 0.1 < before
     for _ in range(200):
-        law.observe(table, 0)
-    assert law.chances(table)[0] > 0.8
+        law.observe(context, 0)
+    assert law.chances(context)[0] > 0.8
 
 
-def following(*tokens: int) -> list[Following]:
-    """What followed the end of these tokens before."""
-    text = SuffixAutomaton(tokens)
-    return text.following(text.end)
-
-
-def test_the_most_frequent_comes_first_and_the_latest_is_marked() -> None:
+def test_few_tokens_are_named_the_most_frequent_first_and_the_latest_marked() -> None:
+    text = SuffixAutomaton([1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2])
     three, four = Following(3, 2, 1, False), Following(4, 1, 0, True)
-    assert following(1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2) == [three, four]
-
-
-def test_few_tokens_are_named_and_the_others_are_counted() -> None:
-    named = following(*(token for last in range(10, 16) for token in (1, 2, last)), 1, 2)
+    assert text.following(text.end) == [three, four]
+    text = SuffixAutomaton([*(token for last in range(10, 16) for token in (1, 2, last)), 1, 2])
+    named = text.following(text.end)
     assert len(named) == TUNING.copied
     assert named[-1].rarer == 6 - TUNING.copied
-
-
-def test_texts_of_others_are_not_copied() -> None:
-    proposer = copier()
-    proposer.open([*PHRASE, 7], GREEDY, end=100)
-    proposer.close()
-    proposer.open([8, *PHRASE[:3]], GREEDY, end=100)
-    assert sent(proposer, NUMBERS) == []
 
 
 TEXT = [*PHRASE, 17] * 20
 REACH, ROOM = 60, 40
 
 
-def proposer() -> GrowingProposer:
+@pytest.mark.parametrize("written", [20, 70])
+def test_a_text_that_outgrows_the_draft_is_copied_without_a_call(written: int) -> None:
+    """Also one whose prompt does."""
     model = ScriptedModel(disagreeing, capacity=REACH + ROOM)
-    return Draft(model).proposer(0, knowledge(), Prices(), room=ROOM, copies=True)
-
-
-def calls_and_sent(one: GrowingProposer, written: int, tokens: list[int]) -> list[tuple[int, int]]:
-    """After each committed token: calls of the model so far, and nodes sent so far."""
-    history = []
-    for place, token in enumerate(tokens, written):
-        one.work(0.0)
-        sent(one, Numbers(one.proposed))
-        history.append((one.usage.calls, one.proposed))
-        one.on_progress(progress(place, [token]), 0.0)
-    return history
-
-
-def test_a_text_that_outgrows_the_draft_is_copied_without_a_call() -> None:
-    one = proposer()
-    one.open(TEXT[:20], GREEDY, end=200)
-    within, beyond = 40, 70
-    history = calls_and_sent(one, 20, TEXT[20 : 20 + within + beyond])
-    at_the_end, (calls, sent) = history[within], history[-1]
-    assert at_the_end[0] > 0
-    assert calls == at_the_end[0]
-    assert sent > at_the_end[1] + beyond / 2
-
-
-def test_a_prompt_that_is_longer_than_the_draft_reaches_is_copied_from() -> None:
-    one = proposer()
-    one.open(TEXT[:70], GREEDY, end=200)
-    history = calls_and_sent(one, 70, TEXT[70:100])
-    assert history[-1][0] == 0
-    assert history[-1][1] > 15
+    draft = Draft(model).proposer(0, knowledge(), Prices(), room=ROOM, copies=True)
+    draft.open(TEXT[:written], GREEDY, end=200)
+    calls, nodes = list[int](), list[int]()
+    for place, token in enumerate(TEXT[written:130], written):
+        draft.work(0.0)
+        sent(draft, Numbers(draft.proposed))
+        calls.append(draft.usage.calls)
+        nodes.append(draft.proposed)
+        draft.on_progress(progress(place, [token]), 0.0)
+    end = max(REACH - written, 0)
+    assert (calls[end] > 0) is (written < REACH)
+    assert calls[-1] == calls[end]
+    assert nodes[-1] > nodes[end] + (len(nodes) - end) / 2
 
 
 def test_rounds_of_a_draft_end_where_it_reaches() -> None:
@@ -185,31 +152,19 @@ def test_rounds_of_a_draft_end_where_it_reaches() -> None:
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=30)
 
 
-def automaton_of(tokens: list[int]) -> SuffixAutomaton:
-    automaton = SuffixAutomaton()
-    for token in tokens:
-        automaton.extend(token)
-    return automaton
-
-
 def occurrences(part: list[int], whole: list[int]) -> list[int]:
     size = len(part)
     return [at for at in range(size, len(whole) + 1) if whole[at - size : at] == part]
 
 
-@given(TOKENS)
-def test_its_end_is_the_longest_end_that_occurred_before(tokens: list[int]) -> None:
-    longest = max(
+@given(TOKENS, TOKENS)
+def test_a_match_is_the_longest_with_what_followed(tokens: list[int], context: list[int]) -> None:
+    automaton, match = SuffixAutomaton(tokens), Match()
+    assert automaton.end.length == max(
         size
         for size in range(len(tokens))
         if len(occurrences(tokens[len(tokens) - size :], tokens)) > 1 or size == 0
     )
-    assert automaton_of(tokens).end.length == longest
-
-
-@given(TOKENS, TOKENS)
-def test_a_match_is_the_longest_with_what_followed(tokens: list[int], context: list[int]) -> None:
-    automaton, match = automaton_of(tokens), Match()
     for end, token in enumerate(context, 1):
         match = automaton.step(match, token)
         known = [size for size in range(end + 1) if occurrences(context[end - size : end], tokens)]
@@ -219,13 +174,12 @@ def test_a_match_is_the_longest_with_what_followed(tokens: list[int], context: l
         after = automaton.next[match.state]
         assert {one: automaton.counts[state] for one, state in after.items()} == followed
         for one, state in after.items():
-            assert automaton.latest[state] == max(
-                at for at in behind if tokens[at : at + 1] == [one]
-            )
+            latest = max(at for at in behind if tokens[at : at + 1] == [one])
+            assert automaton.latest[state] == latest
 
 
 def test_a_token_that_is_repeated_costs_no_more_than_others() -> None:
-    automaton = automaton_of([7] * 1000)
+    automaton = SuffixAutomaton([7] * 1000)
     assert len(automaton.next) == 1001
     assert automaton.end.length == 999
     assert sum(automaton.counts) <= 1000 * COUNTED
@@ -235,7 +189,7 @@ GRAMMARS = scripted_grammars()
 
 
 def ids(text: str) -> list[int]:
-    return [CHARACTERS.index(one) for one in text]
+    return [CHARACTERS.index(letter) for letter in text]
 
 
 def regex(pattern: str) -> SamplingParams:
@@ -259,15 +213,6 @@ def test_a_chain_is_sent_to_its_end_without_a_model() -> None:
     assert sent(proposer, numbers) == []
     proposer.on_progress(progress(len(PROMPT) + 5, ids("ghb")), 0.0)
     assert tokens_of(sent(proposer, numbers))[:1] == ids("c")
-
-
-def test_a_text_without_a_choice_costs_no_call() -> None:
-    model = ScriptedModel(disagreeing)
-    proposer, fixed = proposer_of(model), "abcdefgh" * 8
-    world = World(proposer, 50, params=regex(fixed), grammars=GRAMMARS).live()
-    assert world.made == ids(fixed)[:50]
-    assert proposer.usage.calls == 0
-    assert world.forwards <= 5
 
 
 def test_a_brace_costs_no_call() -> None:
@@ -296,7 +241,7 @@ def test_a_draft_that_cannot_have_the_grammar_drafts_as_before(bad: str) -> None
     assert len(named[0]) > 5
 
 
-def test_copies_and_model_learn_nothing_where_a_token_is_forced() -> None:
+def test_copies_and_model_learn_from_a_choice_and_not_from_a_forced_token() -> None:
     known = knowledge()
     draft = Draft(ScriptedModel(disagreeing), grammars=GRAMMARS)
     proposer = draft.proposer(0, known, Prices(), copies=True)
@@ -306,3 +251,7 @@ def test_copies_and_model_learn_nothing_where_a_token_is_forced() -> None:
         proposer.work(0.0)
     proposer.on_progress(progress(len(PROMPT) + 8, ids("abcdefgh")), 0.0)
     assert known.acceptance.to_record() == before
+    for _ in range(4):
+        proposer.work(0.0)
+    proposer.on_progress(progress(len(PROMPT) + 16, ids("a")), 0.0)  # of a and b
+    assert known.acceptance.to_record() != before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -37,44 +38,31 @@ from tests.support.scripted import (
 TEXT = own_text(PROMPT, 400)
 
 
-def fair(says: Says, tokens: int = 200, **changes: object) -> tuple[World, GrowingProposer]:
-    proposer = scripted_proposer(says, **changes)  # type: ignore[arg-type]
+def fair(says: Says, tokens: int = 200, times: float = 1.0) -> tuple[World, GrowingProposer]:
+    proposer = scripted_proposer(says, times=times)
     return World(proposer, tokens), proposer
 
 
 @pytest.mark.parametrize(("says", "forwards"), [(perfect, 80), (disagreeing, 125)])
-def test_a_draft_that_knows_the_target_saves_forwards(says: Says, forwards: int) -> None:
-    world = fair(says)[0].live()
+def test_paths_are_sent_once_and_for_their_worth_and_save_forwards(
+    says: Says, forwards: int
+) -> None:
+    """What is sent is worth the floor, or leads to what is."""
+    world, paths = fair(says)[0].live(), dict[int, tuple[int, ...]]()
     assert world.made == TEXT[:200]
     assert world.forwards < forwards
-
-
-@pytest.mark.parametrize("says", [perfect, disagreeing])
-def test_a_path_is_sent_once(says: Says) -> None:
-    world, paths = fair(says)[0].live(), dict[int, tuple[int, ...]]()
-    for message in world.sent:
-        base = tuple(world.session.tokens[: message.base + 1])
-        for number, parent, token, _ in candidates_of(message):
-            paths[number] = (*(base if parent == BASE else paths[parent]), token)
-    assert len(set(paths.values())) == len(paths) > 100
-
-
-def test_what_is_sent_is_worth_the_floor_or_leads_to_what_is() -> None:
-    world = fair(disagreeing)[0].live()
     edges: dict[int, tuple[int, int, float]] = {}  # parent, position and chance by number
-    seen = 0
     for message in world.sent:
-        for number, parent, _, chance in candidates_of(message):
-            position = message.base + 1 if parent == BASE else edges[parent][1] + 1
-            edges[number] = parent, position, chance
-        sent = candidates_of(message)
-        for leaf in {one.number for one in sent} - {one.parent for one in sent}:
+        base, sent = tuple(world.session.tokens[: message.base + 1]), candidates_of(message)
+        for number, parent, token, chance in sent:
+            paths[number] = (*(base if parent == BASE else paths[parent]), token)
+            edges[number] = parent, len(paths[number]) - 1, chance
+        for leaf in {node.number for node in sent} - {node.parent for node in sent}:
             node, value = leaf, 1.0
             while node != BASE and edges[node][1] > message.base:
                 node, value = edges[node][0], value * edges[node][2]
             assert value >= 0.005 - 1e-6
-            seen += 1
-    assert seen > 100
+    assert len(set(paths.values())) == len(paths) > 100
 
 
 def test_a_node_is_sent_where_its_value_is_worth_more_than_its_bytes() -> None:
@@ -99,38 +87,33 @@ def test_live_sent_nodes_stay_within_what_the_target_keeps(monkeypatch: pytest.M
     assert 5 < most <= 20
 
 
-def test_a_useless_draft_falls_silent_and_tries_again_now_and_then() -> None:
+def test_a_useless_or_slow_draft_falls_silent_and_tries_again_now_and_then() -> None:
     world, proposer = fair(useless, 400)
     while len(world.made) < 200:
         world.turn()
     before, tokens = proposer.usage.calls, 400 - len(world.made)
     world.live()
     assert 1 <= proposer.usage.calls - before <= 1 + tokens // TUNING.tries_again
-
-
-def test_a_draft_that_becomes_useful_again_is_called_again() -> None:
+    world, proposer = fair(disagreeing, 400, times=4.0)  # slower than the target
+    world.live()
+    assert 3 <= proposer.usage.calls <= 40
     world, _ = fair(lambda prefix: (useless if len(prefix) < 150 else perfect)(prefix), 400)
     while world.session.length < 149:
         world.turn()
     forwards, left = world.forwards, 400 - len(world.made)
-    assert world.live().forwards - forwards < 0.75 * left
+    assert world.live().forwards - forwards < 0.75 * left  # useful again
 
 
-def test_on_a_battery_a_call_must_bring_more() -> None:
-    plugged, battery = Prices(), Prices(battery=True)
-    for prices in (plugged, battery):
-        prices.committed(10, prices.effort._replace(wall=0.2))
+def test_a_call_must_bring_more_on_a_battery_and_beside_the_target() -> None:
+    plugged, battery, beside = Prices(), Prices(battery=True), Prices(holds_target=True)
+    for prices in (plugged, battery, beside):
+        prices.committed(10, prices.effort._replace(wall=0.2))  # 20 ms a token
     assert plugged.width([0.01], lambda width: 0.01) == 1
     assert battery.width([0.01], lambda width: 0.01) == 0
     assert battery.width([0.02], lambda width: 0.01) == 1
-
-
-def test_beside_the_target_a_call_is_made_for_more_than_it_holds_up() -> None:
-    prices = Prices(holds_target=True)
-    prices.committed(10, prices.effort._replace(wall=0.2))  # 20 ms a token
-    assert prices.width([0.4], lambda width: 0.01) == 0
-    assert prices.width([0.6], lambda width: 0.01) == 1
-    assert prices.width([0.6, 1.2], lambda width: 0.01 * width) == 2
+    assert beside.width([0.4], lambda width: 0.01) == 0
+    assert beside.width([0.6], lambda width: 0.01) == 1
+    assert beside.width([0.6, 1.2], lambda width: 0.01 * width) == 2
 
 
 def test_what_the_target_does_not_hold_any_more_is_sent_again() -> None:
@@ -183,12 +166,6 @@ def test_a_row_that_is_full_ends_drafting_and_nothing_else() -> None:
         proposer.on_progress(progress(len(PROMPT) + 301, [0]), 0.0)
 
 
-def test_a_draft_that_is_slower_than_the_target_tries_now_and_then() -> None:
-    world, proposer = fair(disagreeing, 400, times=4.0)
-    world.live()
-    assert 3 <= proposer.usage.calls <= 40
-
-
 class Ranker:
     """A draft whose children of a node are 10 * token + rank."""
 
@@ -208,10 +185,7 @@ def tree() -> DraftTree:
     return DraftTree(1, 0, 1000)
 
 
-POLICIES = [Chain(4), BestFirst(12, 4)]
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
+@pytest.mark.parametrize("policy", [Chain(4), BestFirst(12, 4)], ids=["chain", "best first"])
 @pytest.mark.parametrize(
     "budget",
     [Budget(0, 5), Budget(5, 0), Budget(1, 1), Budget(3, 9), Budget(40, 2), Budget(40, 40)],
@@ -227,13 +201,16 @@ def test_policies_keep_their_budgets_and_make_trees(policy: Policy, budget: Budg
         sent.add(node)
     ranks = [whole.rank(node) for node in grown]
     assert ranks == sorted(ranks)
+    if isinstance(policy, Chain):  # the likeliest token again and again
+        likeliest = [10, 100, 1000, 10_000][: min(budget.nodes, budget.depth)]
+        assert [whole.token(node) for node in grown] == likeliest
+        assert [whole.position_of(node) for node in grown] == [*range(1, len(likeliest) + 1)]
 
 
-def test_a_chain_is_the_likeliest_token_again_and_again() -> None:
-    whole = tree()
-    grown = Chain(3).grow(whole, Budget(9, 9), Ranker(whole))
-    assert [whole.token(node) for node in grown] == [10, 100, 1000]
-    assert [whole.position_of(node) for node in grown] == [1, 2, 3]
+def test_a_senseless_policy_is_refused() -> None:
+    for policy, sizes in ((Chain, (-1,)), (BestFirst, (0, 3))):
+        with pytest.raises(InvalidRequest):
+            policy(*sizes)
 
 
 def test_a_dynamic_tree_holds_the_most_probable_nodes() -> None:
@@ -255,27 +232,15 @@ def test_a_dynamic_tree_holds_the_most_probable_nodes() -> None:
 def test_a_dynamic_tree_leaves_out_what_cannot_be_chosen_and_ranks_no_more_than_it_sends() -> None:
     """A nucleus of one token makes a chain; of equal tokens no more are expanded than fit."""
 
-    def one_of_eight(nodes: Sequence[Mark], k: int) -> Ranked:
-        ids = np.arange(k, dtype=np.int32)[None].repeat(len(nodes), 0)
-        return Ranked(ids, np.where(ids == 0, 0, -1e9).astype(np.float32))
-
-    def all_equal(nodes: Sequence[Mark], k: int) -> Ranked:
+    def ranked(nodes: Sequence[Mark], k: int, other: float) -> Ranked:
         assert len(nodes) <= 16
-        return Ranked(
-            np.arange(k, dtype=np.int32)[None].repeat(len(nodes), 0),
-            np.zeros((len(nodes), k), dtype=np.float32),
-        )
+        ids = np.arange(k, dtype=np.int32)[None].repeat(len(nodes), 0)
+        return Ranked(ids, np.where(ids == 0, 0, other).astype(np.float32))
 
-    whole = tree()
-    chain = BestFirst(16, 6).grow(whole, Budget(16, 6), one_of_eight)
+    whole, widest = tree(), BestFirst(16, 6)
+    chain = widest.grow(whole, Budget(16, 6), partial(ranked, other=-1e9))
     assert [whole.position_of(node) for node in chain] == [1, 2, 3, 4, 5, 6]
-    assert len(BestFirst(16, 6).grow(tree(), Budget(16, 6), all_equal)) == 16
-
-
-@pytest.mark.parametrize("build", [lambda: Chain(-1), lambda: BestFirst(0, 3)])
-def test_a_senseless_policy_is_refused(build: object) -> None:
-    with pytest.raises(InvalidRequest):
-        build()  # type: ignore[operator]
+    assert len(widest.grow(tree(), Budget(16, 6), partial(ranked, other=0.0))) == 16
 
 
 def test_a_pause_raises_the_price_of_a_token_until_it_is_forgotten() -> None:

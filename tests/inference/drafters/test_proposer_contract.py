@@ -98,16 +98,6 @@ def test_the_text_is_the_targets_own_also_that_of_a_second_text(
         proposer.close()
 
 
-def test_several_forwards_may_be_heard_at_once(proposer: Proposer, params: SamplingParams) -> None:
-    """The scripted model finds a key that is missing."""
-    proposer.open(PROMPT, params)
-    worked(proposer)
-    sent(proposer, numbers := Numbers())
-    proposer.on_progress(progress(len(PROMPT), text(params)[:10], 0, 0), 0.0)
-    worked(proposer)
-    assert {nodes.base for nodes in sent(proposer, numbers)} <= {len(PROMPT) + 9}
-
-
 def test_it_hands_over_each_node_once_behind_its_parent_and_under_the_root(
     proposer: Proposer, params: SamplingParams
 ) -> None:
@@ -137,25 +127,22 @@ def test_it_names_nothing_at_the_last_position_of_the_text(
     assert all(at < end - 1 for at in positions(sent(proposer, Numbers())).values())
 
 
-def test_when_the_stream_breaks_all_that_lives_is_sent_again(
+def test_what_is_heard_twice_or_of_several_forwards_counts_once_and_a_gap_is_told(
     proposer: Proposer, params: SamplingParams
 ) -> None:
+    """The scripted model finds a key that is missing."""
+    start = len(PROMPT)
     proposer.open(PROMPT, params)
     worked(proposer)
     before = tokens_of(sent(proposer, Numbers()))
-    proposer.on_new_stream()
-    assert sorted(tokens_of(sent(proposer, Numbers()))) == sorted(before)
-
-
-def test_tokens_that_are_heard_twice_count_once_and_a_gap_is_told(
-    proposer: Proposer, params: SamplingParams
-) -> None:
-    start = len(PROMPT)
-    proposer.open(PROMPT, params)
-    proposer.on_progress(progress(start, text(params)[:3], 0, 0), 0.1)
-    proposer.on_progress(progress(start + 1, text(params)[1:5], 0, 0), 0.1)
-    with pytest.raises(ValueError, match=f"position {start + 6}, not {start + 5}"):
-        proposer.on_progress(progress(start + 6, text(params)[6:7], 0, 0), 0.1)
+    proposer.on_new_stream()  # all that lives is sent again
+    assert sorted(tokens_of(sent(proposer, numbers := Numbers()))) == sorted(before)
+    proposer.on_progress(progress(start, text(params)[:10], 0, 0), 0.0)
+    worked(proposer)
+    assert {nodes.base for nodes in sent(proposer, numbers)} <= {start + 9}
+    proposer.on_progress(progress(start + 8, text(params)[8:12], 0, 0), 0.1)
+    with pytest.raises(ValueError, match=f"position {start + 13}, not {start + 12}"):
+        proposer.on_progress(progress(start + 13, text(params)[13:14], 0, 0), 0.1)
 
 
 def test_work_says_what_it_took_until_nothing_is_worth_a_call(

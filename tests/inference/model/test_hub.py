@@ -26,19 +26,14 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (files / name).write_text("{}", encoding="ascii")
     models = {"acme/open": files, "acme/gated": files}
     with hub_server(models, gated="acme/gated") as address:
-        at(address, monkeypatch)
+        template = address + "/{repo_id}/resolve/{revision}/{filename}"
+        for module in (constants, file_download):
+            monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
+        monkeypatch.setattr(constants, "ENDPOINT", address)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
         monkeypatch.delenv("HF_TOKEN", raising=False)
         yield
-
-
-def at(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the hub be there."""
-    monkeypatch.setattr(constants, "ENDPOINT", address)
-    template = address + "/{repo_id}/resolve/{revision}/{filename}"
-    for module in (constants, file_download):
-        monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
 
 
 def test_a_model_is_pinned_to_the_commit_that_the_hub_has() -> None:
@@ -56,39 +51,28 @@ def test_a_gated_model_takes_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_refused(lambda: pin_model("acme/gated"), ["is gated"])
 
 
-def test_a_model_at_a_commit_is_downloaded_by_name_and_revision_without_pickles() -> None:
+def test_a_model_at_a_commit_is_downloaded_by_name_and_revision_without_pickles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = find_model(f"acme/open@{COMMIT}")
     assert found.name == COMMIT
     assert {path.name for path in found.iterdir()} == set(FILES)
-
-
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ("acme/none", ["acme/none: no such directory", "on the hub", "HF_TOKEN"]),
-        ("not a model!", ["no such directory", "on the hub"]),
-        ("./absent", ["no such model directory: ./absent"]),  # these are not asked of the hub
-        ("/absent/model", ["no such model directory: /absent/model"]),
-        ("a/b/c", ["no such model directory: a/b/c"]),
-    ],
-)
-def test_a_name_that_is_no_model_is_refused(name: str, shown: list[str]) -> None:
-    assert_refused(lambda: find_model(name), shown)
-
-
-def test_a_hub_that_cannot_be_reached_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    at("http://127.0.0.1:1", monkeypatch)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
     assert_refused(lambda: find_model("acme/open"), ["acme/open", "the hub cannot be reached"])
 
 
-@pytest.mark.parametrize("name", ["acme/open@", "acme/open", "."])
-def test_a_name_without_a_revision_stays_whole(name: str) -> None:
-    assert split_revision(name) == (name, None)
+def test_a_name_that_is_no_model_is_refused() -> None:
+    refused = ["acme/none: no such directory", "on the hub", "HF_TOKEN"]
+    assert_refused(lambda: find_model("acme/none"), refused)
+    assert_refused(lambda: find_model("not a model!"), ["no such directory", "on the hub"])
+    for name in ("./absent", "/absent/model", "a/b/c"):  # these are not asked of the hub
+        assert_refused(partial(find_model, name), [f"no such model directory: {name}"])
 
 
 def test_a_directory_is_taken_as_it_is_also_with_an_at_sign(tmp_path: Path) -> None:
     there = tmp_path / "model@home"
     there.mkdir()
     assert find_model(str(there)) == there
-    assert split_revision(str(there)) == (str(there), None)
+    for name in (str(there), "acme/open@", "acme/open", "."):
+        assert split_revision(name) == (name, None)
     assert_refused(lambda: pin_model(str(there)), ["lies on this machine"])

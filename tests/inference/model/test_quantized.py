@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from inference.backends import Ranked
-from inference.backends.eager import EagerModel
 from inference.backends.substitute_model import load_substitute, substitute_of
 from inference.errors import UnsupportedModel
 from inference.model.decoder import Decoder
@@ -33,11 +30,8 @@ from inference.model.quantized import (
     to_int4,
     to_int8,
 )
-from inference.text.tokenizer import Tokenizer
-from inference.tree.token_tree import TokenTree
-from outrider.models.found_model import EMBEDDED
 from tests.support.equality import full_logits
-from tests.support.models import loaded, sequence_after, tiny_decoder, write_checkpoint
+from tests.support.models import loaded, tiny_decoder, write_checkpoint
 from tests.support.refusals import assert_refused
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
@@ -74,37 +68,22 @@ def rounded(decoder: Decoder, weights: Quantization) -> Decoder:
     return decoder
 
 
-@pytest.mark.parametrize("kind", [Int8PackedProduct, Int8Product])
 @pytest.mark.parametrize("nodes", [1, 7, 40])
-def test_int8_multiplies_by_the_rounded_matrix(
-    kind: type[Int8PackedProduct | Int8Product], nodes: int
-) -> None:
+def test_int8_multiplies_by_the_rounded_matrix_in_each_form(nodes: int) -> None:
+    """The forms give the same numbers, also where the greatest operands are summed."""
     x, weight, bias = noise(2, nodes, 100), noise(37, 100, seed=1), noise(37, seed=2)
     matrix = to_int8(weight)
-    ours = kind(matrix, bias)(x)
-    assert distance(ours, F.linear(x, dequantized(matrix), bias)) < 0.02
+    plain = Int8Product(matrix, bias)(x)
+    assert distance(plain, F.linear(x, dequantized(matrix), bias)) < 0.02
     assert distance(dequantized(matrix), weight) < 0.02
-
-
-def test_int8_on_a_cpu_and_as_cuda_computes_it_are_the_same_numbers() -> None:
-    x, matrix = noise(1, 5, 100), to_int8(noise(37, 100, seed=1))
-    torch.testing.assert_close(Int8PackedProduct(matrix, None)(x), Int8Product(matrix, None)(x))
-
-
-@pytest.mark.parametrize("kind", [Int8PackedProduct, Int8Product])
-@pytest.mark.parametrize("nodes", [1, 7, 40])
-def test_the_greatest_operands_of_int8_are_summed_whole(
-    kind: type[Int8PackedProduct | Int8Product], nodes: int
-) -> None:
+    for halves in (False, True):
+        packed = Int8PackedProduct(matrix, bias, halves=halves)
+        torch.testing.assert_close(packed(x), plain)
     matrix = to_int8(torch.ones(16, 896) * torch.tensor([1, -1]).repeat(8)[:, None])
-    for x in (torch.ones(nodes, 896), -torch.ones(nodes, 896)):
-        torch.testing.assert_close(kind(matrix, None)(x), x @ dequantized(matrix).t())
-
-
-def test_states_multiplied_as_their_halves_give_the_same_numbers() -> None:
-    x, matrix, bias = noise(2, 7, 100), to_int8(noise(37, 100, seed=1)), noise(37, seed=2)
-    halves = Int8PackedProduct(matrix, bias, halves=True)
-    torch.testing.assert_close(halves(x), Int8Product(matrix, bias)(x))
+    for kind in (Int8PackedProduct, Int8Product):
+        for x in (torch.ones(nodes, 896), -torch.ones(nodes, 896)):
+            torch.testing.assert_close(kind(matrix, None)(x), x @ dequantized(matrix).t())
+    assert not dequantized(to_int8(torch.zeros(2, 4))).any()
 
 
 @pytest.mark.parametrize("inputs", [32, 96, 128])
@@ -116,12 +95,8 @@ def test_int4_multiplies_by_the_rounded_matrix(inputs: int, outputs: int) -> Non
     assert ours.dtype == x.dtype
     assert distance(ours, F.linear(x, dequantized(matrix), bias)) < 0.01
     assert distance(dequantized(matrix), weight) < 0.12
-
-
-def test_a_group_of_equal_weights_keeps_its_value() -> None:
-    weight = torch.cat((torch.full((1, 32), 0.5), torch.zeros(1, 32)))
-    torch.testing.assert_close(dequantized(to_int4(weight)), weight, atol=1e-6, rtol=0)
-    assert not dequantized(to_int8(torch.zeros(2, 4))).any()
+    equal = torch.cat((torch.full((1, 32), 0.5), torch.zeros(1, 32)))  # within their groups
+    torch.testing.assert_close(dequantized(to_int4(equal)), equal, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("weights", QUANTIZATIONS)
@@ -144,73 +119,40 @@ def test_a_decoder_computes_what_a_rounded_one_does(weights: Quantization, tied:
 
 
 @pytest.mark.parametrize("weights", QUANTIZATIONS)
-def test_a_copy_shares_what_stays_and_leaves_the_original_as_it_was(weights: Quantization) -> None:
-    whole = tiny_decoder(**SIZES)
-    before = full_logits(whole, TOKENS)
-    layer: Any = next(iter(whole.model.layers))
-    twin = quantize(copy.deepcopy(layer, {id(part): part for part in layer.parameters()}), weights)
-    assert twin.input_layernorm.weight is layer.input_layernorm.weight
-    assert not isinstance(twin.mlp.up_proj, nn.Linear)
-    assert torch.equal(full_logits(whole, TOKENS), before)
-
-
-def test_inputs_that_groups_do_not_divide_are_refused_with_the_way_out() -> None:
-    assert_refused(lambda: quantize(tiny_decoder(), "int4"), ["32", "16", "int8"], UnsupportedModel)
-
-
-@pytest.mark.parametrize("weights", QUANTIZATIONS)
-def test_devices_without_such_products_are_refused(
+def test_devices_and_sizes_without_such_products_are_refused(
     weights: Quantization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nowhere = torch.empty(32, 32, device="meta")
+    nowhere, gpu = torch.empty(32, 32, device="meta"), torch.device("cuda:0")
     assert_refused(lambda: product(nowhere, None, weights), [weights, "cuda", "meta"])
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert_refused(lambda: product(noise(32, 32), None, weights), [weights, "cpu", "oneDNN"])
-
-
-def test_int4_needs_a_gpu_of_compute_capability_8(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = torch.device("cuda:0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     check_device(gpu, "int8")
     assert_refused(lambda: check_device(gpu, "int4"), ["compute capability 8.0", "cuda:0"])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    check_device(gpu, "int4")
+    check_device(gpu, weights)
+    monkeypatch.undo()
+    undivided = ["32", "16", "int8"]
+    assert_refused(lambda: quantize(tiny_decoder(), "int4"), undivided, UnsupportedModel)
 
 
-CPU = torch.device("cpu")
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "qwen2, with biases, tied": {"model_type": "qwen2", "tie_word_embeddings": True},
-    "qwen3, with norms of heads": {"model_type": "qwen3", "head_dim": 16},
-}
-
-
-def ranked(decoder: Decoder) -> Ranked:
-    """The likeliest children after each of TOKENS."""
-    model = EagerModel(decoder, rows=1, capacity=64, max_nodes=8)
-    chain = TokenTree.chain(TOKENS)
-    return sequence_after(model, []).rank(chain, range(len(chain)), 8)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_checkpoint_rounds_alike_when_it_is_read(family: str, tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path, num_hidden_layers=3, **SIZES | FAMILIES[family])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"model_type": "qwen2", "tie_word_embeddings": True},  # with biases
+        {"model_type": "qwen3", "head_dim": 16},  # with norms of heads
+    ],
+)
+def test_a_checkpoint_rounds_alike_when_it_is_read(fields: dict[str, Any], tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path, num_hidden_layers=3, **SIZES | fields)
+    read = partial(
+        load_substitute, checkpoint, positions=64, dtype=None, device=torch.device("cpu")
+    )
     for vocabulary in (61, 50):
-        ours = ranked(
-            load_substitute(checkpoint, positions=64, vocabulary=vocabulary, dtype=None, device=CPU)
-        )
-        theirs = ranked(quantize(loaded(checkpoint, vocabulary=vocabulary), "int4"))
-        assert np.array_equal(ours.ids, theirs.ids)
-        assert np.array_equal(ours.scores, theirs.scores)
-
-
-def test_it_names_most_of_the_embedded_targets_tokens() -> None:
-    directory = EMBEDDED / "target"
-    tokenizer = Tokenizer(directory)
-    whole = loaded(directory, 64, tokenizer.vocabulary)
-    text = tokenizer.encode("def main(argv):\n    for name in argv:\n        print(name)\n")
-    ours, theirs = (full_logits(one, text).argmax(-1) for one in (substitute_of(whole), whole))
-    assert float((ours == theirs).float().mean()) > 0.7
+        whole = quantize(loaded(checkpoint, vocabulary=vocabulary), "int4")
+        ours, theirs = (full_logits(one, TOKENS) for one in (read(vocabulary=vocabulary), whole))
+        assert torch.equal(ours, theirs)
 
 
 def test_in_one_process_it_shares_embeddings_final_norm_and_head(tmp_path: Path) -> None:

@@ -73,18 +73,18 @@ ANSWERS: dict[str, Answer] = {
 }
 
 
-CASES = [(name, "spread") for name in ANSWERS]
-CASES += [(name, kind) for name in ("greedy", "drawn") for kind in ("ties", "flat")]
-"""Which of several equal scores is drafted last is open."""
-
-
-@pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.parametrize(
+    ("name", "kind"),  # which of several equal scores is drafted last is open
+    [
+        *((name, "spread") for name in ANSWERS),
+        *((name, kind) for name in ("greedy", "drawn") for kind in ("ties", "flat")),
+    ],
+)
 def test_ranks_choose_what_a_rank_with_all_logits_chooses(name: str, kind: str) -> None:
     for vocabulary in (60, 1200):
         logits = logits_of(kind, vocabulary)
-        ids = torch.arange(vocabulary, dtype=torch.int32)
         first = torch.full((len(PARAMS), 1), 9, dtype=torch.int32)
-        drawn = noise_table(sampling, first, NODES, ids)
+        drawn = noise_table(sampling, first, NODES, torch.arange(vocabulary, dtype=torch.int32))
         expected = ANSWERS[name](logits, drawn, VocabularyShare())
         for ranks in (2, 4):
             for answer in on_ranks(ranks, ANSWERS[name], logits, drawn):
@@ -138,17 +138,14 @@ def test_an_id_that_pads_a_ranks_share_is_never_chosen() -> None:
     """61 ids are 31 for each of two ranks: the second rank's last id is none."""
     config, ids = parse_config(TINY | {"vocab_size": 62}), nn.Linear(1, 31, bias=False)
     ids.weight.data = torch.arange(31.0, 62.0)[:, None]
-    layers = Layers(head=lambda inputs, outputs, bias: OfHalf(inputs, 31), ids=lambda _: ids)
-    second = Decoder(config, 8, 61, layers)
+
+    def half(inputs: int, outputs: int, bias: bool) -> Head:
+        head = Head(inputs, 31, False)
+        head.weight.data.zero_()
+        return head
+
+    second = Decoder(config, 8, 61, Layers(head=half, ids=lambda _: ids))
     assert second.token_ids().tolist() == list(range(31, 62))
     logits = second.logits(torch.ones(1, 2, config.hidden_size))
     assert (logits[..., :-1] == 0).all()
     assert (logits[..., -1] < -1e29).all()
-
-
-class OfHalf(Head):
-    """A head of no weight for half of the ids."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, False)
-        self.weight.data.zero_()

@@ -75,21 +75,17 @@ def follow(
 
 
 @pytest.mark.parametrize("greedy", [True, False])
-def test_it_learns_a_law_from_what_it_sees(model: AcceptanceModel, greedy: bool) -> None:
-    def law(scores: Scores) -> float:
-        return float(
-            1 / (1 + np.exp(2 * (scores[0] - scores[1]) - 2))
-        )  # the surer the draft is, the wronger
+def test_it_learns_a_law_and_follows_a_change_also_from_a_record(
+    model: AcceptanceModel, greedy: bool
+) -> None:
+    def law(scores: Scores) -> float:  # the surer the draft is, the wronger
+        return float(1 / (1 + np.exp(2 * (scores[0] - scores[1]) - 2)))
 
     generator = np.random.default_rng(1)
     assert follow(copy.deepcopy(model), generator, 0, law, greedy) > 0.3
     assert follow(model, generator, 1000, law, greedy) < 0.15
-
-
-@pytest.mark.parametrize("greedy", [True, False])
-def test_it_follows_a_change(model: AcceptanceModel, greedy: bool) -> None:
-    generator = np.random.default_rng(2)
     assert follow(model, generator, 1500, lambda scores: 0.95, greedy) < 0.05
+    assert follow(made_of(model.to_record()), generator, 600, lambda _: 0.3, greedy) < 0.15
     assert follow(model, generator, 600, lambda scores: 0.3, greedy) < 0.1
     assert model.mean_edges(1)[0] < 0.5
 
@@ -114,12 +110,8 @@ def test_every_row_has_probabilities_also_after_nonsense(model: AcceptanceModel)
         taken = None if step % 3 else int(generator.integers(k))
         observe(model, scores, step % 40, bool(step % 2), taken)
     assert_chances(model, generator)
-
-
-def test_a_child_that_top_k_or_top_p_excludes_has_no_chance(model: AcceptanceModel) -> None:
-    chances = edges(
-        model, np.array([[0.5, -0.5, -1e9, -1e9]], dtype=np.float32), [0], greedy=False
-    )[0]
+    excluded = np.array([[0.5, -0.5, -1e9, -1e9]], dtype=np.float32)  # by top-k or top-p
+    chances = edges(model, excluded, [0], greedy=False)[0]
     assert (chances[:2] > 0).all()
     assert (chances[2:] == 0).all()
 
@@ -133,15 +125,6 @@ def test_a_child_that_is_ahead_is_likelier(model: AcceptanceModel, greedy: bool)
     assert (np.diff(chances[:, 0]) > 0).all()
     assert (np.diff(chances[:, 1]) < 0).all()
     assert (chances[:, 0] > chances[:, 1]).all()
-
-
-@pytest.mark.parametrize("greedy", [True, False])
-def test_the_first_child_hardly_depends_on_others(model: AcceptanceModel, greedy: bool) -> None:
-    scores = draw(np.random.default_rng(6), 200, 16, greedy)
-    four, sixteen = (
-        edges(model, scores[:, :k], np.zeros(200, dtype=int), greedy)[:, 0] for k in (4, 16)
-    )
-    assert np.abs(four - sixteen).mean() < 0.06
 
 
 def test_average_rates_do_not_count_ranks_that_were_not_asked_for(model: AcceptanceModel) -> None:
@@ -165,6 +148,9 @@ def test_average_rates_never_increase_and_leave_a_chance_for_none(model: Accepta
         assert (rates > 0).all()
         assert (np.diff(rates) <= 0).all()
         assert rates.sum() < 1
+    for k in (0, RANKS + 1):
+        with pytest.raises(ValueError, match=f"k = {k}"):
+            model.mean_edges(k)
 
 
 @pytest.mark.parametrize("greedy", [True, False])
@@ -182,12 +168,6 @@ def test_children_behind_the_accepted_one_teach_nothing(
     model.observe_path(table, greedy, [19])  # a rank without an average rate
 
 
-@pytest.mark.parametrize("k", [0, RANKS + 1])
-def test_average_rates_of_other_widths_are_refused(model: AcceptanceModel, k: int) -> None:
-    with pytest.raises(ValueError, match=f"k = {k}"):
-        model.mean_edges(k)
-
-
 def test_a_record_makes_the_same_model_again(model: AcceptanceModel, tmp_path: Path) -> None:
     generator = np.random.default_rng(10)
     for scores in draw(generator, 200, 5, True):
@@ -203,44 +183,31 @@ def test_a_record_makes_the_same_model_again(model: AcceptanceModel, tmp_path: P
     assert [path.name for path in file.parent.iterdir()] == ["acceptance.json"]
 
 
-def test_what_one_session_learnt_can_be_unlearnt_in_the_next(model: AcceptanceModel) -> None:
-    for session in range(4):
-        follow(model, np.random.default_rng(session), 1000, lambda scores: 0.95, True)
-        model = made_of(model.to_record())
-    assert follow(model, np.random.default_rng(11), 600, lambda scores: 0.3, True) < 0.15
-
-
 def changed(*path: str, to: Any) -> dict[str, Any]:
     """The shipped record with one entry replaced."""
-    record = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    record: dict[str, Any] = json.loads(SHIPPED.read_text(encoding="utf-8"))
     place = record
     for name in path[:-1]:
         place = place[name]
     place[path[-1]] = to
-    return dict(record)
+    return record
 
 
 @pytest.mark.parametrize(
     "record",
     [
-        {},
         changed("version", to=1),
         changed("features", to=["one"]),
-        changed("laws", to=None),
         changed("laws", "greedy", to={"weights": [1.0]}),
         changed("laws", "greedy", "weights", to=[1.0, 2.0]),
-        changed("laws", "sampled", "weights", to=["a"] * 7),
-        changed("laws", "greedy", "weights", to=[float("nan")] * 7),
         changed("laws", "greedy", "precision", to=(-np.eye(7)).tolist()),
         changed("laws", "greedy", "precision", to=np.triu(np.ones((7, 7))).tolist()),
-        changed("laws", "greedy", "precision", to=[[1.0]]),
         changed("laws", "greedy", "worth", to=0),
         changed("rates", "tries", to=[1.0] * 3),
-        changed("rates", "hits", to=[0.5] * 3),
         changed("rates", "hits", to=[1e9] * RANKS),
         changed("rates", "hits", to=[0.0] * RANKS),
     ],
-    ids=range(16),
+    ids=range(10),
 )
 def test_a_record_that_cannot_be_used_is_refused(record: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="this record"):

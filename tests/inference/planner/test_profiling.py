@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import product
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,35 +39,25 @@ class Clocked(HandModel):
         self.seconds, self.sizes, self.first = seconds, sizes, first
 
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
-        self._pass(segments)
-        return [Chosen(segment.tokens) for segment in segments]
+        return [Chosen(ranked.ids[:, 0]) for ranked in self.rank(segments, 1)]
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        self._pass(segments)
-        shapes = [(len(segment.tokens), k) for segment in segments]
-        return [
-            Ranked(np.zeros(shape, dtype=np.int32), np.zeros(shape, dtype=np.float32))
-            for shape in shapes
-        ]
-
-    def _pass(self, segments: Sequence[Segment]) -> None:
         shape = self.padded(len(segments), max(len(segment.tokens) for segment in segments))
-        assert all(
-            segment.context.shape[1] == CONTEXT and segment.context.all() for segment in segments
-        )
+        for segment in segments:
+            assert segment.context.shape[1] == CONTEXT
+            assert segment.context.all()
         self.now += self.seconds(*shape) * (1.0 if shape in self.calls else self.first)
         self.calls.append(shape)
+        ids = np.zeros((shape[1], k), dtype=np.int32)
+        return [Ranked(ids, ids.astype(np.float32)) for _ in segments]
 
 
 @pytest.fixture
 def clocked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clocked]:
-    def make(
-        seconds: Callable[[int, int], float], sizes: Sequence[int] = (), first: float = 3.0
-    ) -> Clocked:
-        model = Clocked(seconds, sizes, first)
-        monkeypatch.setattr(
-            "inference.planner.profiling.time", SimpleNamespace(perf_counter=lambda: model.now)
-        )
+    def make(*arguments: Any, **options: Any) -> Clocked:
+        model = Clocked(*arguments, **options)
+        clock = SimpleNamespace(perf_counter=lambda: model.now)
+        monkeypatch.setattr("inference.planner.profiling.time", clock)
         return model
 
     return make
@@ -86,29 +78,21 @@ def target_times(
     return survey_target(model, length, rows, nodes, Times()).run(tell)
 
 
-def test_a_draft_is_measured_without_its_first_calls(clocked: Callable[..., Clocked]) -> None:
+def test_a_model_is_measured_at_the_shapes_it_computes_without_its_first_calls(
+    clocked: Callable[..., Clocked],
+) -> None:
     times = draft_times(clocked(lambda rows, nodes: 0.010 + 0.001 * nodes), LENGTH, 20)
     assert times == pytest.approx({1: 0.011, 2: 0.012, 4: 0.014, 8: 0.018, 16: 0.026, 20: 0.030})
-
-
-def test_a_target_is_measured_by_rows_and_nodes(clocked: Callable[..., Clocked]) -> None:
-    model = clocked(lambda rows, nodes: 0.010 + 0.001 * rows * nodes)
-    times = target_times(model, LENGTH, 4, 16)
-    assert times == pytest.approx(
-        {
-            (rows, nodes): 0.010 + 0.001 * rows * nodes
-            for rows in (1, 2, 4)
-            for nodes in (1, 2, 4, 8, 16)
-        }
-    )
-
-
-def test_a_target_is_measured_at_the_shapes_it_computes(clocked: Callable[..., Clocked]) -> None:
-    times = target_times(
-        clocked(lambda rows, nodes: 0.001 * nodes, sizes=(8, 32)), LENGTH, 1, 32, ignored
-    )
-    assert times == pytest.approx({(1, 8): 0.008, (1, 32): 0.032})
-    assert Times(times).seconds(1, 9) == pytest.approx(0.032)
+    table = target_times(clocked(lambda rows, nodes: 0.010 + 0.001 * rows * nodes), LENGTH, 4, 16)
+    shapes = product((1, 2, 4), (1, 2, 4, 8, 16))
+    assert table == pytest.approx({shape: 0.010 + 0.001 * math.prod(shape) for shape in shapes})
+    padded = clocked(lambda rows, nodes: 0.001 * nodes, sizes=(8, 32))
+    table = target_times(padded, LENGTH, 1, 32)
+    assert table == pytest.approx({(1, 8): 0.008, (1, 32): 0.032})
+    assert Times(table).seconds(1, 9) == pytest.approx(0.032)
+    slow = clocked(lambda rows, nodes: 60.0)
+    assert set(draft_times(slow, LENGTH, 4).values()) == {60.0}
+    assert slow.calls == [(1, 1), (1, 1)]
 
 
 def test_a_slow_model_is_measured_while_there_is_time(clocked: Callable[..., Clocked]) -> None:
@@ -120,12 +104,6 @@ def test_a_slow_model_is_measured_while_there_is_time(clocked: Callable[..., Clo
     assert max(map(math.prod, times)) == max(map(math.prod, model.calls))
     assert 13.1 <= Times(times, measured=True).seconds(4, 64) < 18
     assert told[0].startswith("measured ")
-
-
-def test_a_model_of_very_long_calls_is_called_twice(clocked: Callable[..., Clocked]) -> None:
-    model = clocked(lambda rows, nodes: 60.0)
-    assert set(draft_times(model, LENGTH, 4).values()) == {60.0}
-    assert model.calls == [(1, 1), (1, 1)]
 
 
 def of_cells() -> Model:
@@ -149,18 +127,9 @@ def test_measuring_beside_what_is_kept_leaves_it_as_it_was(made: Callable[[], Mo
             survey.advance(slots)
         chosen.append([sequence.choose(tree).tolist() for sequence in sequences])
     assert chosen[0] == chosen[1]
-
-
-def test_a_row_that_gave_its_text_up_is_measured_without_one() -> None:
-    """Its slots hold what was at other positions, which llama.cpp's sequences cannot see."""
-    sequence = ModelSequence(of_cells(), 0, SamplingParams())
-    tree = TokenTree(np.array([5, 7, 9]), np.array([-1, 0, 0]))
-    sequence.choose(tree)
-    sequence.commit(tree, [2])  # its slot is not its position
-    sequence.slots.trim(0)
-    survey, slots = survey_target(sequence.model, 40, 2, 8, Times()), [sequence.slots, Slots(128)]
+    sequences[0].slots.trim(0)  # a row that gave its text up: its slots are of other positions
     while not survey.done:
-        survey.advance(slots)
+        survey.advance([sequences[0].slots, Slots(fresh.capacity)])
     assert (2, 8) in survey.table()
 
 
