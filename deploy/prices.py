@@ -12,7 +12,7 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -101,11 +101,10 @@ class InstancePrices:
     A service that rejects the credentials or cannot be reached is queried once per region.
 
     live: False to use only the bundled table
-    account: returns AWS's services for a region
     """
 
-    def __init__(self, *, live: bool = True, account: Callable[[str], Aws] = Aws) -> None:
-        self._account = functools.cache(account)
+    def __init__(self, *, live: bool = True) -> None:
+        self._account = functools.cache(Aws)
         self._live = live
         self._refusals = dict[tuple[Market, str], str]()  # by market and queried region
         self._bundled = bundled_prices()

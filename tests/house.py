@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
+from inference.flags.group import Group, flags_of
 from tests.support.repository import ROOT
 
 ROOMS = ("inference", "grpc_comm", "compile", "deploy", "outrider")
@@ -151,15 +153,15 @@ def dead_links() -> Iterator[str]:
 
 
 def private_names_in_tests() -> Iterator[str]:
-    """Places where tests reach into private parts of the product. Names that the standard library
+    """Attributes that tests reach in private parts of the product. Names that the standard library
     gives, such as a NamedTuple's fields, are no such parts.
     """
     defined = {
         name
         for module in modules(*ROOMS)
-        for node in ast.walk(module.tree)
-        for name in _defined(node)
-        if re.match(r"_[A-Za-z]", name)
+        for name in re.findall(
+            r"(?:def |class |self\.)(_[A-Za-z]\w*)", module.path.read_text("utf-8")
+        )
     } - {"_fields", "_replace", "_asdict"}
     for module in modules("tests"):
         for node in ast.walk(module.tree):
@@ -168,52 +170,17 @@ def private_names_in_tests() -> Iterator[str]:
                     continue
                 case ast.Attribute(attr=name) if name in defined:
                     yield f"{module.name}:{node.lineno} {name}"
-                case ast.ImportFrom(names=aliases):
-                    for alias in aliases:
-                        if alias.name in defined:
-                            yield f"{module.name}:{node.lineno} {alias.name}"
-
-
-def _defined(node: ast.AST) -> Iterable[str]:
-    match node:
-        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-            yield name
-        case ast.Attribute(attr=name, ctx=ast.Store()):
-            yield name
 
 
 def flags() -> set[str]:
-    """Names of all flags: fields of the groups of options that are no groups themselves."""
-    classes = {
-        node.name: node
-        for module in modules(*ROOMS)
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.ClassDef)
-    }
-
-    def is_group(name: str, seen: tuple[str, ...] = ()) -> bool:
-        if name == "Group" or name not in classes or name in seen:
-            return name == "Group"
-        bases = (ast.unparse(base).rpartition(".")[2] for base in classes[name].bases)
-        return any(is_group(base, (*seen, name)) for base in bases)
-
-    names: set[str] = set()
-    for group in filter(is_group, classes):
-        for node in classes[group].body:
-            match node:
-                case ast.AnnAssign(target=ast.Name(id=name), annotation=kind, value=value):
-                    spelt = ast.unparse(kind)
-                    if "ClassVar" not in spelt and not is_group(spelt.rpartition(".")[2]):
-                        names.add(_alias(value) or name)
-    return names
-
-
-def _alias(value: ast.expr | None) -> str | None:
-    """The name that Field(alias=...) gives."""
-    for keyword in value.keywords if isinstance(value, ast.Call) else ():
-        if keyword.arg == "alias" and isinstance(keyword.value, ast.Constant):
-            return str(keyword.value.value)
-    return None
+    """Names of all flags: those of every group of options."""
+    for module in modules(*ROOMS):
+        if re.search(r"(?m)^class .*(Group|Options|Role)\b", module.path.read_text("utf-8")):
+            import_module(module.name)
+    groups = [Group]
+    for group in groups:
+        groups += group.__subclasses__()
+    return {name for group in groups for name in flags_of(group)}
 
 
 def totals() -> dict[str, int]:

@@ -98,20 +98,19 @@ LLAMA_3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddin
 
 
 class Kind(NamedTuple):
-    """A file that is read here. read: reads it, in a directory of its own.
+    """A file that is read here.
 
     content: what is spoilt
+    read: reads it, in a directory of its own
+    named: a value within it, another in its place as JSON, and what the refusal says of it
     whole: what is read without an error; None for the content
     """
 
     name: str
     content: Any
     read: Callable[[Path], object]
+    named: tuple[Steps, str, str]
     whole: Any = None
-
-    @property
-    def sound(self) -> Any:
-        return self.whole or self.content
 
 
 def _model(path: Path) -> object:
@@ -140,15 +139,10 @@ def _read_artifact(path: Path) -> object:
     return parse_config(manifest.config), manifest.digest()
 
 
-SMALL = {"device": "cpu", "dtype": "float32", "rows": 2, "sequence_length": 64}
 LISTED: list[dict[str, Any]] = [
-    {"name": "a", "model": str(EMBEDDED / "draft"), **SMALL, "max_tree_nodes": 8},
+    {"name": "a", "model": str(EMBEDDED / "draft"), "device": "cpu", "rows": 2, "dtype": "float32"},
     {"name": "b", "artifact": "/nowhere"},
 ]
-
-
-def _list(path: Path) -> object:
-    return read_listed(path, TargetRole())
 
 
 KINDS: dict[str, Callable[[], Kind]] = {
@@ -156,26 +150,50 @@ KINDS: dict[str, Callable[[], Kind]] = {
         "config.json",
         TINY | {"head_dim": 4, "rope_scaling": LLAMA_3, "sliding_window": 8},
         lambda path: read_config(path.parent),
+        (("rope_scaling", "factor"), "NaN", "rope_scaling.factor is nan"),
     ),
-    "generation config": lambda: Kind("generation_config.json", {"eos_token_id": [1, 2]}, _model),
+    "generation config": lambda: Kind(
+        "generation_config.json",
+        {"eos_token_id": [1, 2]},
+        _model,
+        (("eos_token_id", 0), '"x"', "eos_token_id[0] is 'x'"),
+    ),
     "index": lambda: Kind(
-        "model.safetensors.index.json", {"weight_map": {"x": "a.safetensors"}}, _indexed
+        "model.safetensors.index.json",
+        {"weight_map": {"x": "a.safetensors"}},
+        _indexed,
+        (("weight_map", "x"), '"../a.safetensors"', "weight_map.x is '../a.safetensors'"),
     ),
-    "manifest": lambda: Kind(MANIFEST, _manifest(), _read_artifact),
-    "models": lambda: Kind("list.json", {"models": LISTED[1:]}, _list, {"models": LISTED[:1]}),
+    "manifest": lambda: Kind(
+        MANIFEST,
+        _manifest(),
+        _read_artifact,
+        (("buckets", 0, "sampled"), "1", "buckets[0].sampled is 1"),
+    ),
+    "models": lambda: Kind(
+        "list.json",
+        {"models": LISTED[1:]},
+        lambda path: read_listed(path, TargetRole()),
+        (("models", 0, "artifact"), "7", "models[0].artifact is 7"),
+        {"models": LISTED[:1]},
+    ),
     "time profile": lambda: Kind(
-        "own.json", _sound(next(PROFILES.glob("*.json"))), lambda path: find_profile(str(path))
+        "own.json",
+        _sound(next(PROFILES.glob("*.json"))),
+        lambda path: find_profile(str(path)),
+        (("times", 0, 0), "1.5", "times[0][0] is 1.5"),
     ),
-    "acceptance": lambda: Kind("pair.json", _small(SHIPPED), read_acceptance),
+    "acceptance": lambda: Kind(
+        "pair.json",
+        {name: value for name, value in _sound(SHIPPED).items() if name != "origin"},
+        read_acceptance,
+        (("rates", "tries", 0), "9" * 400, "rates.tries[0] is 9999"),
+    ),
 }
 
 
 def _sound(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _small(path: Path) -> Any:
-    return {name: value for name, value in _sound(path).items() if name != "origin"}
 
 
 def one_line(error: Exception, path: Path) -> None:
@@ -207,7 +225,7 @@ def test_a_file_is_read_where_it_is_sound_and_else_refused_in_one_line(
     with refusing(path):
         kind.read(path)
     path.rmdir()
-    path.write_text(json.dumps(kind.sound))
+    path.write_text(json.dumps(kind.whole or kind.content))
     kind.read(path)
     for content in WHOLE:
         path.write_bytes(content)
@@ -222,28 +240,7 @@ def test_a_file_is_read_where_it_is_sound_and_else_refused_in_one_line(
             path.write_bytes(content)
             with refusing(path):
                 kind.read(path)
-
-
-NAMED: list[tuple[str, Steps, str, str]] = [
-    ("config", ("rms_norm_eps",), "1e999", "rms_norm_eps is inf"),
-    ("config", ("rope_scaling", "factor"), "NaN", "rope_scaling.factor is nan"),
-    ("config", ("vocab_size",), "9" * 400, "vocab_size is 9999"),
-    ("config", ("num_key_value_heads",), "3", "num_key_value_heads is 3"),
-    ("generation config", ("eos_token_id", 0), '"x"', "eos_token_id[0] is 'x'"),
-    ("index", ("weight_map", "x"), '"../a.safetensors"', "weight_map.x is '../a.safetensors'"),
-    ("manifest", ("rows",), "[]", "rows is []"),
-    ("manifest", ("buckets", 0, "sampled"), "1", "buckets[0].sampled is 1"),
-    ("time profile", ("times", 0, 0), "1.5", "times[0][0] is 1.5"),
-    ("acceptance", ("rates", "tries", 0), "9" * 400, "rates.tries[0] is 9999"),
-]
-
-
-@pytest.mark.parametrize(("which", "steps", "value", "shown"), NAMED, ids=str)
-def test_what_is_refused_names_file_and_field(
-    which: str, steps: Steps, value: str, shown: str, tmp_path: Path
-) -> None:
-    kind = KINDS[which]()
-    path = tmp_path / kind.name
+    steps, value, shown = kind.named
     (content,) = [changed for place, changed in spoilt(kind.content, value) if place == steps]
     path.write_bytes(content)
     with pytest.raises(OutriderError) as refused:
@@ -256,11 +253,8 @@ def test_what_is_refused_names_file_and_field(
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
 def test_a_spoilt_tokenizer_is_one_line(name: str, tmp_path: Path) -> None:
-    directory = Path(
-        shutil.copytree(
-            EMBEDDED / "draft", tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors")
-        )
-    )
+    directory = tmp_path / "model"
+    shutil.copytree(EMBEDDED / "draft", directory, ignore=shutil.ignore_patterns("*.safetensors"))
     sound = _sound(directory / name)
     wrong: list[Any] = [None, 7, [[[]]], {"x": 1}]
     changes = [json.dumps(sound | {field: value}).encode() for field in sound for value in wrong]
@@ -276,20 +270,15 @@ def test_a_spoilt_tokenizer_is_one_line(name: str, tmp_path: Path) -> None:
 def test_a_spoilt_profile_is_told_of_once_and_measured_again(tmp_path: Path) -> None:
     stored = StoredTimes(tmp_path, "draft", "a draft", {"device": "cpu"})
     stored.store({(1, 1): 0.5})
-    path = stored.path
-    sound = _sound(path)
-    values = (content for value in VALUES for _, content in spoilt(sound, value))
-    for content in (*WHOLE, *values):
+    path, told = stored.path, list[str]()
+    foreign = json.dumps(_sound(path) | {"source": "Measured: device cuda."}).encode()
+    for content in (*WHOLE, foreign):
         path.write_bytes(content)
-        told: list[str] = []
-        times = stored.load(told.append)
-        assert [len(line.splitlines()) for line in told] == [1] * (times is None)
-        assert times is not None or (
-            path.name in told[0] and told[0].endswith("they are measured again")
-        )
-    foreign = json.dumps(sound | {"source": "Measured: device cuda."})
-    path.write_text(foreign)
-    assert stored.load(told.append) is None
+        told.clear()
+        assert stored.load(told.append) is None
+        (line,) = told
+        assert path.name in line
+        assert line.endswith("they are measured again")
     stored.store({(1, 1): 0.7})
     assert stored.load(told.append) == {(1, 1): 0.7}
 
@@ -314,47 +303,42 @@ def test_target_and_draft_start_beside_spoilt_caches_and_replace_them(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
-    def run() -> tuple[str, str]:
-        options = TargetRole(port=0, batch=1, max_tree_nodes=4)
-        with BackgroundServer(load_target(options)) as server:
+    def notes_of_run() -> list[str]:
+        with BackgroundServer(load_target(TargetRole(port=0, batch=1, max_tree_nodes=4))) as server:
             # a busy machine leaves times to estimate, which are not kept
             words = f"--role draft --port {server.address.port} --max_new_tokens 48 --seed 3"
             # so that copies are sent at once
             assert main([*words.split(), "--measure_first", "--prompt", REPEATED]) == 0
-        said = capsys.readouterr()
-        return said.out, said.err
+        return [line for line in capsys.readouterr().err.splitlines() if " not used" in line]
 
-    text, _ = run()
+    assert notes_of_run() == []
     kept = list(tmp_path.rglob("*.json"))
     assert {path.parent.name for path in kept} == {"profiles", "acceptance"}
     for path in kept:
         path.write_bytes(b"[" * 100_000)
-    again, said = run()
-    assert again == text
-    assert [
-        sum(path.name in line for line in said.splitlines() if " not used" in line) for path in kept
-    ] == [1] * len(kept)
+    notes = notes_of_run()
+    assert [sum(path.name in line for line in notes) for path in kept] == [1] * len(kept)
     for path in kept:
-        read_json(path, InvalidRequest).field(
-            "version" if path.parent.name == "acceptance" else "seconds"
-        )
-    assert " not used" not in run()[1]
+        field = "version" if path.parent.name == "acceptance" else "seconds"
+        read_json(path, InvalidRequest).field(field)
 
 
-# --- what a manifest may name
-
-NO_FILES = [
-    *([name] for name in ("./manifest.json", "MANIFEST.json", "manifest.json/x", "a//b", "./a")),
-    *([name] for name in ("a/", ".", "a/./b", "a\nb")),
-    ["a", "a/b"],
-]
-"""Names of which one is no file: the manifest itself, one below another, one that is written in
-two ways.
-"""
-
-
-@pytest.mark.parametrize("names", NO_FILES, ids=str)
-def test_a_manifest_that_names_no_file_is_refused(names: list[str], tmp_path: Path) -> None:
-    files = dict.fromkeys(names, "0" * 64)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "./manifest.json",
+        "MANIFEST.json",
+        "manifest.json/x",
+        "a//b",
+        "a/",
+        ".",
+        "a/./b",
+        "a\nb",
+        "c",
+    ],
+)
+def test_a_manifest_that_names_no_file_is_refused(name: str, tmp_path: Path) -> None:
+    """The manifest itself, a path that is written in another way, one that another is below."""
+    files = dict.fromkeys((name, "c/d"), "0" * 64)
     write_manifest(tmp_path, replace(build(tmp_path / "out"), files=files))
-    assert_refused(lambda: read_manifest(tmp_path), [repr(names[0])], BadArtifact)
+    assert_refused(lambda: read_manifest(tmp_path), [repr(name)], BadArtifact)

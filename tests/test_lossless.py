@@ -1,14 +1,18 @@
-"""The central fact: output equals the target's own seeded decoding, whatever is proposed."""
+"""The central fact: output equals the target's own seeded decoding, whatever is proposed, with a
+rule and without one, whether or not the drafts that propose know it; and the target's own is what
+transformers' processors and a plain sampler choose.
+"""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,21 +23,23 @@ from inference.loop.decode import Step, decode
 from inference.model.decoder import Decoder
 from inference.order import Decode, End, Pace
 from inference.proposer import MODEL, NOBODY, Proposer
-from inference.sampling import SamplingParams
+from inference.sampling import Grammar, GrammarKind, SamplingParams
+from inference.text.grammar import Grammars
 from tests.support import pairs
 from tests.support.clock import Clock
 from tests.support.equality import NearTies, assert_same_text, full_logits
-from tests.support.oracles import threefry
 from tests.support.pairs import (
     VOCABULARY,
     copying,
     decoder,
     engine,
+    grammars,
     growing,
     growing_and_copying,
     perturbed,
     prompt_of,
     rounds,
+    rule_oracle,
 )
 
 SAMPLINGS = [
@@ -45,21 +51,50 @@ SAMPLINGS = [
     SamplingParams(1.0, top_k=20, seed=15),
     SamplingParams(1.0, top_k=20, top_p=0.8, seed=16),
 ]
-PROPOSERS: dict[str, Callable[[Decoder], Proposer]] = {
-    "chain": lambda draft: rounds(draft, Chain(4)),
-    "best-first tree": lambda draft: rounds(draft, BestFirst(16, 5)),
-    "growing": growing,
-    "growing and copying": growing_and_copying,
-    "copying": lambda draft: copying(),
+SCHEMA = {
+    "type": "array",
+    "minItems": 2,
+    "items": {
+        "type": "object",
+        "properties": {"a": {"enum": ["ab", "cd", "e"]}, "n": {"type": "integer"}},
+        "required": ["a", "n"],
+        "additionalProperties": False,
+    },
 }
+JSON = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
+WORDS = Grammar(GrammarKind.REGEX, "([a-f]{1,5} ){3,}(end|fed)")
+PENALTIES = SamplingParams(
+    repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.3
+).on_the_wire()
+RULES = {
+    "schema": SamplingParams(grammar=JSON),
+    "words": SamplingParams(grammar=WORDS),
+    "penalties": PENALTIES,
+    "bias": SamplingParams(logit_bias=((17, 1.5), (40, -100.0), (200, 2.0))),
+    "min-p": SamplingParams(min_p=0.25),
+    "all": replace(PENALTIES, grammar=WORDS, min_p=0.125, logit_bias=((70, 3.0), (71, -2.5))),
+}
+PROPOSERS: dict[str, Callable[[Decoder, Grammars | None], Proposer]] = {
+    "chain": lambda draft, rules: rounds(draft, Chain(4), rules),
+    "best-first tree": lambda draft, rules: rounds(draft, BestFirst(16, 5), rules),
+    "growing": lambda draft, rules: growing(draft, grammars=rules),
+    "growing and copying": lambda draft, rules: growing_and_copying(draft, grammars=rules),
+    "copying": lambda draft, rules: copying(grammars=rules),
+}
+"""Each of a draft, and of the grammars that it knows."""
 NEVER_WAIT = ("chain", "growing", "growing and copying", "copying")
 DRAFTS = {"close": perturbed(1, 0.02), "unrelated": decoder(99, layers=1)}
 
+each_draft = pytest.mark.parametrize("draft", DRAFTS)
+each_way = pytest.mark.parametrize(
+    ("name", "pace"),
+    [*((name, Pace.WAIT) for name in PROPOSERS), *((name, Pace.GO_ON) for name in NEVER_WAIT)],
+)
+
 
 @pytest.fixture(scope="module")
-def references() -> dict[tuple[SamplingParams, int], list[int]]:
-    """Texts that several tests compare with, once they were made."""
-    return {}
+def served(target: Decoder) -> Engine:
+    return engine(target, rules=grammars())
 
 
 def steps_of(
@@ -96,80 +131,82 @@ def speculated(
     return [token for step in steps for token in step.tokens]
 
 
-@pytest.mark.covering(2)
-@pytest.mark.parametrize(
-    "params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p}-k{params.top_k}"
-)
-@pytest.mark.parametrize(
-    ("name", "pace"),
-    [*((name, Pace.WAIT) for name in PROPOSERS), *((name, Pace.GO_ON) for name in NEVER_WAIT)],
-)
-@pytest.mark.parametrize("draft", DRAFTS)
-def test_output_equals_the_targets_own_seeded_decoding(
-    target: Decoder,
-    served: Engine,
-    references: dict[tuple[SamplingParams, int], list[int]],
-    ties: NearTies,
-    params: SamplingParams,
-    name: str,
-    pace: Pace,
-    draft: str,
-) -> None:
-    for length, tokens in ((1, 24), (300, 16)):
+Check = Callable[[Callable[[], Proposer], SamplingParams, Pace, int, int], None]
+
+
+@pytest.fixture(scope="module")
+def check(target: Decoder, served: Engine, ties: NearTies) -> Check:
+    """Whether the text behind so long a prompt, with a new proposer, equals the target's own."""
+    references: dict[tuple[SamplingParams, int], list[int]] = {}
+
+    def check(
+        make: Callable[[], Proposer], params: SamplingParams, pace: Pace, length: int, tokens: int
+    ) -> None:
         prompt = prompt_of(length)
         if (params, length) not in references:
             references[params, length] = alone(served, prompt, params, tokens)
-        reference = references[params, length]
 
-        def produce(prompt: Sequence[int], n: int) -> list[int]:
-            proposer = PROPOSERS[name](DRAFTS[draft])
-            return speculated(served, proposer, prompt, params, n, pace)
+        def produce(text: Sequence[int], n: int) -> list[int]:
+            own = replace(params, made=len(text) - length)
+            return speculated(served, make(), text, own, n, pace)
 
-        assert_same_text(target, prompt, params, reference, produce, ties)
+        adjust = rule_oracle(length, params).adjusted
+        own = references[params, length]
+        assert_same_text(target, prompt, params, own, produce, ties, adjust)
+
+    return check
 
 
-@pytest.mark.parametrize(
-    "params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p}-k{params.top_k}"
-)
-def test_the_targets_own_decoding_is_what_a_plain_float64_sampler_chooses(
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("params", SAMPLINGS, ids=str)
+@each_way
+@each_draft
+def test_output_equals_the_targets_own_seeded_decoding(
+    check: Check, params: SamplingParams, name: str, pace: Pace, draft: str
+) -> None:
+    for length, tokens in ((1, 24), (300, 16)):
+        check(lambda: PROPOSERS[name](DRAFTS[draft], None), params, pace, length, tokens)
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("params", SAMPLINGS[:3], ids=["T0", "T0.7", "T1"])
+@pytest.mark.parametrize("rule", RULES)
+@each_way
+@each_draft
+@pytest.mark.parametrize("knows", [False, True], ids=["", "knows the rule"])
+def test_no_proposer_changes_a_text_with_a_rule(
+    check: Check,
+    params: SamplingParams,
+    rule: str,
+    name: str,
+    pace: Pace,
+    draft: str,
+    knows: bool,
+) -> None:
+    known, ruled = grammars() if knows else None, under(RULES[rule], params)
+    check(lambda: PROPOSERS[name](DRAFTS[draft], known), ruled, pace, 20, 24)
+
+
+def under(rule: SamplingParams, params: SamplingParams) -> SamplingParams:
+    """The rule at this temperature and seed."""
+    return replace(rule, temperature=params.temperature, seed=params.seed).on_the_wire()
+
+
+OWN = [*SAMPLINGS, *map(under, RULES.values(), SAMPLINGS[:3] * 2)]
+
+
+@pytest.mark.parametrize("params", OWN, ids=str)
+def test_the_targets_own_decoding_is_what_a_plain_sampler_chooses(
     target: Decoder, served: Engine, params: SamplingParams
 ) -> None:
-    """A second method: full passes without cache, numpy sorting, big-integer Threefry and
-    float64 logarithms.
+    """A second method: full passes without cache, transformers' own processors, big-integer
+    Threefry and decimal logarithms.
     """
     prompt = prompt_of(20)
-    made = alone(served, prompt, params, 30)
-    tokens = list(prompt)
-    for ours in made:
-        logits = full_logits(target, tokens)[-1].double().numpy()
-        assert ours == oracle(logits, params, len(tokens))
+    oracle, tokens = rule_oracle(len(prompt), params), list(prompt)
+    for ours in alone(served, prompt, params, 30):
+        assert ours == oracle.choice(tokens, full_logits(target, tokens)[-1])
         tokens.append(ours)
-
-
-def oracle(logits: np.ndarray, params: SamplingParams, position: int) -> int:
-    if params.temperature == 0:
-        return int(logits.argmax())
-    scaled = logits / params.temperature
-    mass = np.exp(scaled - scaled.max())
-    mass /= mass.sum()
-    order = np.argsort(-mass, kind="stable")
-    allowed = set(range(len(logits)))
-    if params.top_k or params.top_p < 1:
-        allowed = set(order[:256].tolist())
-    if params.top_k:
-        allowed &= set(order[: params.top_k].tolist())
-    if params.top_p < 1:
-        mass /= mass[order[: params.top_k or None]].sum()  # of what top-k leaves
-        before = np.cumsum(mass[order]) - mass[order]
-        allowed &= set(order[before < params.top_p].tolist())
-    return max(
-        allowed, key=lambda token: (scaled[token] + gumbel(params.seed, position, token), -token)
-    )
-
-
-def gumbel(seed: int, position: int, token: int) -> float:
-    bits, _ = threefry((seed % 2**32, seed >> 32), (token, position))
-    return float(-np.log(-np.log(((bits >> 9) + 0.5) / 2**23)))
 
 
 def test_a_draft_with_the_targets_weights_is_always_accepted(

@@ -70,20 +70,18 @@ def test_a_full_disk_leaves_no_temporary_file(keep: Callable[[Path], None], tmp_
     assert contents(directory) == before
 
 
-def test_a_manifest_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
-    manifest = build(tmp_path / "out")
-    before = contents(tmp_path / "out")
-    with full_disk(), pytest.raises(OSError, match="File too large"):
-        write_manifest(tmp_path / "out", manifest)
-    assert contents(tmp_path / "out") == before
-
-
-def test_a_build_on_a_full_disk_leaves_no_temporary_file(tmp_path: Path) -> None:
+def test_a_build_on_a_full_disk_leaves_no_temporary_file_and_the_manifest_before(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "out").mkdir()
     with full_disk(), pytest.raises(OSError, match="File too large"):
         build(tmp_path / "out")
-    build(tmp_path / "whole")
-    assert contents(tmp_path / "out").keys() <= contents(tmp_path / "whole").keys()
+    manifest = build(tmp_path / "whole")
+    whole = contents(tmp_path / "whole")
+    assert contents(tmp_path / "out").keys() <= whole.keys()
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        write_manifest(tmp_path / "whole", manifest)
+    assert contents(tmp_path / "whole") == whole
 
 
 def test_a_full_disk_is_one_line_to_the_user(
@@ -110,17 +108,16 @@ def test_a_pull_on_a_full_disk_leaves_whole_files_only(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("taken.*"))
 
 
-def test_a_reader_sees_the_old_file_until_the_new_one_is_whole(tmp_path: Path) -> None:
+def test_a_reader_sees_the_old_file_until_the_new_one_is_whole_and_after_any_failure(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "file"
     write_whole(path, "old")
+    with pytest.raises(KeyboardInterrupt), replacing(path):
+        raise KeyboardInterrupt
+    assert contents(tmp_path) == {"file": b"old"}
     with replacing(path) as part:
         part.write_text("ne")
         assert path.read_text() == "old"
         part.write_text("new")
     assert contents(tmp_path) == {"file": b"new"}
-
-
-def test_a_failure_of_any_kind_removes_the_new_file(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "file"):
-        raise KeyboardInterrupt
-    assert contents(tmp_path) == {}

@@ -13,10 +13,11 @@ from tests.support.commands import Run
 from tests.support.repository import ROOT
 
 
-def test_a_dry_run_prints_the_plan_and_builds_nothing(tmp_path: Path, run: Run) -> None:
-    shape = ROOT / "docs/shapes/llama-3.1-8b"
-    model = ["compile", "--model", shape, "--target", "trn1", "--dry-run"]
-    given = ["--rows", "4", "--out", tmp_path / "out"]
+def test_a_dry_run_prints_the_plan_with_what_stands_behind_its_times_and_builds_nothing(
+    tmp_path: Path, run: Run
+) -> None:
+    model = ["compile", "--model", ROOT / "docs/shapes/llama-3.1-8b", "--dry-run"]
+    given = ["--target", "trn1", "--rows", "4", "--out", tmp_path / "out"]
     planned = run(*model, *given, "--tensor_parallel", "2")
     assert planned.code == 0
     for part in (
@@ -24,7 +25,6 @@ def test_a_dry_run_prints_the_plan_and_builds_nothing(tmp_path: Path, run: Run) 
         " ms with 16 guesses (within 20%); about ",
         "; next: outrider compile --model",
         "trn1.2xlarge, 2 cores",
-        "verify_b4_t64_s2112_sampled",
         "weights             7.48 GiB",
         "from passes that others published, within 20%",
         "not yet run on hardware",
@@ -33,24 +33,15 @@ def test_a_dry_run_prints_the_plan_and_builds_nothing(tmp_path: Path, run: Run) 
     assert planned.out.startswith("fits trn1.2xlarge"), "the verdict comes first"
     assert planned.out.count("verify_b4_t64_s2112_sampled") == 1, "graphs are listed once"
     assert not (tmp_path / "out").exists()
-    refused = run(*model, *given, "--tensor_parallel", "1")
-    refused.assert_failed("--target trn1 --tensor_parallel 2 (trn1.2xlarge)")
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--target", "trn2", "--tensor_parallel", "4"], ["25.6 ms", "28.5 ms with 16 guesses"]),
-        (["--target", "trn3", "--tensor_parallel", "4"], ["times: a range", " to "]),
-    ],
-)
-def test_a_dry_run_says_what_stands_behind_its_times(
-    flags: list[str], said: list[str], run: Run
-) -> None:
-    model = ["compile", "--model", ROOT / "docs/shapes/llama-3.1-8b", "--dry-run"]
-    sizes = ["--rows", "1", "--tree_sizes", "16", "--max_tree_nodes", "16"]
-    shown = run(*model, *flags, *sizes).out
-    assert all(part in shown for part in said), shown
+    refusal = run(*model, *given, "--tensor_parallel", "1")
+    refusal.assert_failed("--target trn1 --tensor_parallel 2 (trn1.2xlarge)")
+    sizes = ["--tensor_parallel", "4", "--rows", "1", "--tree_sizes", "16"]
+    for target, words in (
+        ("trn2", ["25.6 ms", "28.5 ms with 16 guesses"]),
+        ("trn3", ["times: a range", " to "]),
+    ):
+        shown = run(*model, *sizes, "--max_tree_nodes", "16", "--target", target).out
+        assert all(part in shown for part in words), shown
 
 
 DRY = ["--target", "cpu", "--dry_run"]
@@ -92,18 +83,15 @@ def test_wrong_flags_are_told_before_anything_is_loaded(
     run("compile", *flags.split()).assert_usage_error(*shown)
 
 
-def test_a_length_that_the_model_refuses_gets_one_line(run: Run) -> None:
-    refused = run("compile", *DRY, "--sequence_length", "9999")
-    refused.assert_failed("2 to 1024")
-    assert refused.err.count("\n") == 1
-
-
 def test_the_embedded_models_plan_is_a_few_graphs_and_says_what_each_is_for(run: Run) -> None:
     shown = run("compile", *DRY).out
     assert "6 graphs" in shown
     assert " ms" not in shown, "nobody can foresee a CPU's times"
     assert "the target alone, one session, any temperature" in shown
     assert "prompts, 256 tokens a call, one session" in shown
+    refusal = run("compile", *DRY, "--sequence_length", "9999")
+    refusal.assert_failed("2 to 1024")
+    assert refusal.err.count("\n") == 1, "the model refuses its length in one line"
 
 
 @pytest.mark.parametrize("more", [[], ["--fused"], ["--target", "trn1"], ["--sampling", "greedy"]])

@@ -93,8 +93,14 @@ def test_what_was_changed_in_the_store_is_not_taken(
 @pytest.mark.parametrize(
     "name",
     [
-        *("../escaped", "/tmp/escaped", "graphs/../../escaped", "manifest.json", "a\\b", ""),
-        *("x" * 5000, "x" * 256, "x/" * 600 + "y"),
+        "../up",
+        "/tmp/up",
+        "graphs/../../up",
+        "manifest.json",
+        "a\\b",
+        "",
+        "x" * 256,
+        "x/" * 600 + "y",
     ],
     ids=str.__len__,
 )
@@ -111,74 +117,63 @@ def test_a_manifest_cannot_name_files_outside_its_directory(
         assert_refused(move, ["not a file"], BadArtifact)
 
 
-def test_a_push_that_was_broken_off_published_nothing(
-    disk: DiskObjects, out: Path, tmp_path: Path
+class Flaky(DiskObjects):
+    """Breaks off at the object with this number."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.names, self.failing = list[str](), 0
+
+    def put(self, name: str, path: Path) -> None:
+        self._count(name)
+        super().put(name, path)
+
+    def get(self, name: str, path: Path) -> None:
+        self._count(name)
+        super().get(name, path)
+
+    def _count(self, name: str) -> None:
+        self.names.append(name)
+        if len(self.names) == self.failing:
+            raise Unavailable("gone")
+
+
+def test_a_push_or_pull_that_was_broken_off_publishes_nothing_and_moves_only_the_rest(
+    out: Path, tmp_path: Path
 ) -> None:
-    class Failing(DiskObjects):
-        def put(self, name: str, path: Path) -> None:
-            if path.name == "all.bin":
-                raise Unavailable("gone")
-            super().put(name, path)
-
-    manifest, said = read_manifest(out), list[str]()
+    store, manifest, said = Flaky(tmp_path / "store"), read_manifest(out), list[str]()
+    pulling = partial(pull, store, manifest.digest(), tmp_path / "taken", silent)
+    store.failing = 3
     with pytest.raises(Unavailable):
-        push(out, Failing(tmp_path / "store"), silent)
-    taking = partial(pull, disk, manifest.digest(), tmp_path / "taken", silent)
-    assert_refused(taking, ["manifests/"], BadArtifact)
-    push(out, disk, said.append)
-    assert sum("already there" in line for line in said) == len(manifest.files) - 1
-
-
-def test_a_pull_that_was_broken_off_fetches_only_the_rest(out: Path, tmp_path: Path) -> None:
-    class Flaky(DiskObjects):
-        failing = True
-
-        def get(self, name: str, path: Path) -> None:
-            fetched.append(name)
-            if self.failing and len(fetched) == 4:
-                raise Unavailable("gone")
-            super().get(name, path)
-
-    fetched, store = list[str](), Flaky(tmp_path / "store")
-    digest = push(out, store, silent)
-    fetched.clear()
+        push(out, store, silent)
+    assert_refused(pulling, ["manifests/"], BadArtifact)
+    push(out, store, said.append)
+    assert sum("already there" in line for line in said) == 2
+    store.names.clear()
+    store.failing = 4
     with pytest.raises(Unavailable):
-        pull(store, digest, tmp_path / "taken", silent)
+        pulling()
     assert not (tmp_path / "taken").exists()
-    store.failing = False
-    fetched.clear()
-    files = pull(store, digest, tmp_path / "taken", silent).files
-    assert len([name for name in fetched if name.startswith("files/")]) == len(files) - 2
+    pulling()
+    rest = [name for name in store.names[4:] if name.startswith("files/")]
+    assert len(rest) == len(manifest.files) - 2
 
 
-def test_a_directory_with_something_else_in_it_is_not_pulled_into(
+def test_what_is_no_store_digest_place_or_whole_artefact_is_refused(
     disk: DiskObjects, out: Path, tmp_path: Path
 ) -> None:
-    digest = push(out, disk, silent)
+    digest, place = push(out, disk, silent), tmp_path / "checkpoint"
     assert pull(disk, digest, out, silent).digest() == digest
     assert_refused(lambda: pull(disk, "0" * 64, out, silent), [str(out), "another artefact"])
-    place = tmp_path / "checkpoint"
     assert_refused(lambda: pull(disk, digest, place, silent), [str(place), "not empty"])
-
-
-@pytest.mark.parametrize("digest", ["", "abc", "Z" * 64, "../" * 22])
-def test_a_digest_that_is_none_is_refused(disk: DiskObjects, tmp_path: Path, digest: str) -> None:
-    taken = tmp_path / "taken"
-    assert_refused(lambda: pull(disk, digest, taken, silent), [digest, "64 hexadecimal digits"])
-
-
-def test_only_whole_artefacts_are_pushed(disk: DiskObjects, out: Path, tmp_path: Path) -> None:
+    for word in ("", "abc", "Z" * 64, "../" * 22):
+        taking = partial(pull, disk, word, tmp_path / "taken", silent)
+        assert_refused(taking, [word, "64 hexadecimal digits"])
     (out / "weights" / "all.bin").write_bytes(b"changed")
-    for place, shown in ((out, "not the file"), (tmp_path / "checkpoint", "artefact")):
-        assert_refused(partial(push, place, disk, silent), [shown], BadArtifact)
-
-
-@pytest.mark.usefixtures("s3")
-def test_large_files_go_up_in_parts_and_come_back_whole(tmp_path: Path) -> None:
-    store, content = open_store("s3://artefacts"), b"large" * (2 << 20)
-    put(store, tmp_path, "files/large", content)
-    store.get("files/large", tmp_path / "back")
-    assert (tmp_path / "back").read_bytes() == content
+    assert_refused(lambda: push(out, disk, silent), ["not the file"], BadArtifact)
+    assert_refused(lambda: push(place, disk, silent), ["artefact"], BadArtifact)
+    for url in ("s3://", "http://x/y"):
+        assert_refused(partial(open_store, url), [url, "s3://BUCKET"])
 
 
 @pytest.mark.usefixtures("s3")
@@ -212,8 +207,3 @@ def test_a_bucket_that_is_not_there_and_missing_credentials_are_named(
 def test_s3_without_boto3_gets_its_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
     assert_refused(lambda: open_store(URL), [".[aws]"], MissingExtra)
-
-
-@pytest.mark.parametrize("url", ["s3://", "http://x/y"])
-def test_what_is_no_store_is_refused(url: str) -> None:
-    assert_refused(lambda: open_store(url), [url, "s3://BUCKET"])

@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
-from botocore.stub import Stubber
 from moto import mock_aws
 
 from compile.aws import Aws
@@ -36,26 +34,19 @@ from deploy.stack import (
     template_body,
 )
 from inference.errors import BadArtifact, InvalidRequest
-from inference.files.artifact import Manifest, write_manifest
+from inference.files.artifact import write_manifest
 from tests.support.artifacts import TRN1, trn1_manifest
 from tests.support.clock import Clock
+from tests.support.cloud import REGION, AwsAccount
 from tests.support.refusals import assert_refused
 from tests.support.repository import tool
 
 
-def resource(name: str) -> dict[str, Any]:
-    """The properties of a resource of the template."""
-    properties: dict[str, Any] = read_template()["Resources"][name]["Properties"]
-    return properties
-
-
 @pytest.mark.parametrize(
-    ("name", "kind", "part"),
+    ("name", "kind", "image"),
     [
-        ("trn1.2xlarge", "neuron", "pytorch-2.9"),
-        ("trn1n.32xlarge", "neuron", "pytorch-2.9"),
-        ("inf2.xlarge", "neuron", "pytorch-2.9"),
-        ("trn2.48xlarge", "neuron", "pytorch-2.9"),
+        ("trn1.2xlarge", "neuron", NEURON_IMAGE),
+        *((name, "neuron", NEURON_IMAGE) for name in ("trn1n.32xlarge", "inf2.xlarge", "trn2.x")),
         ("g6.xlarge", "cuda", "/x86_64/base-oss-nvidia"),
         ("g5g.xlarge", "cuda", "/arm64/base-oss-nvidia"),
         ("p5.48xlarge", "cuda", "/x86_64/base-oss-nvidia"),
@@ -64,15 +55,9 @@ def resource(name: str) -> dict[str, Any]:
         ("m7i-flex.large", "cpu", "/amd64/hvm"),
     ],
 )
-def test_an_instance_starts_from_the_image_of_its_device(name: str, kind: str, part: str) -> None:
+def test_an_instance_starts_from_the_image_of_its_device(name: str, kind: str, image: str) -> None:
     assert InstanceKind(name).kind == kind
-    assert part in InstanceKind(name).image
-    assert (InstanceKind(name).image == NEURON_IMAGE) == (kind == "neuron")
-
-
-@pytest.mark.parametrize("name", ["trn1", "trn3.48xlarge", "inf1.xlarge", "; rm -rf /"])
-def test_what_cannot_serve_a_target_is_refused(name: str) -> None:
-    assert_refused(lambda: InstanceKind(name), [name])
+    assert image in InstanceKind(name).image
 
 
 def test_the_quota_is_named_as_aws_names_it() -> None:
@@ -81,7 +66,7 @@ def test_the_quota_is_named_as_aws_names_it() -> None:
     assert "Standard" in InstanceKind("c7i.large").quota("on-demand").name
 
 
-def test_accelerators_of_aws_need_an_artefact_and_one_on_s3_its_digest() -> None:
+def test_accelerators_of_aws_need_an_artefact() -> None:
     with pytest.raises(InvalidRequest) as refused:
         UpOptions(instance="trn1.2xlarge", model="some/model")
     _, command, _ = str(refused.value).split("`")
@@ -107,13 +92,14 @@ def test_accelerators_of_aws_need_an_artefact_and_one_on_s3_its_digest() -> None
         ({"allow_cidr": "0.0.0.0/0"}, ["--allow_cidr 0.0.0.0/0"]),
         ({"allow_cidr": "here"}, ["--allow_cidr here"]),
         ({"allow_cidr": "203.0.113.7/24"}, ["--allow_cidr 203.0.113.7/24"]),
+        *(({"instance": name}, [name]) for name in ("trn1", "trn3.48xlarge", "inf1.xlarge", "; x")),
     ],
     ids=str,
 )
 def test_a_target_that_cannot_be_is_refused_with_the_flags_that_say_so(
     given: dict[str, Any], shown: list[str]
 ) -> None:
-    assert_refused(lambda: UpOptions(**{"instance": "c7i.large"} | given), shown)
+    assert_refused(lambda: UpOptions(**{"instance": "c7i.large"} | given).host(REGION), shown)
 
 
 @pytest.mark.parametrize(
@@ -133,67 +119,61 @@ def test_a_failed_launch_is_told_by_awss_words(reason: str, cause: str) -> None:
     assert LaunchFailure("Instance", reason).cause == cause
 
 
-def stack_of(*replies: tuple[str, dict[str, Any], dict[str, Any]]) -> TargetStack:
-    """The stack "demo" at a CloudFormation that takes these calls alone: operation, request and
-    reply.
-    """
-    keys = dict.fromkeys(("aws_access_key_id", "aws_secret_access_key"), "testing")
-    client = boto3.client("cloudformation", region_name="us-east-1", **keys)
-    stubber = Stubber(client)
-    for operation, asked, reply in replies:
-        stubber.add_response(operation, reply, asked)
-    stubber.activate()
-    aws = Aws.__new__(Aws)
-    aws.client = lambda service: client  # type: ignore[assignment]
-    return TargetStack(aws, "demo")
+@pytest.fixture
+def stack(calls: AwsAccount) -> TargetStack:
+    return TargetStack(Aws(REGION), "demo")
 
 
-NOW = datetime(2026, 11, 1, tzinfo=UTC)
-MADE = {"StackId": "arn:1", "StackName": "demo", "CreationTime": NOW}
+def test_a_stack_is_created_so_that_a_failure_removes_it_and_its_tag_finds_it(
+    stack: TargetStack, calls: AwsAccount
+) -> None:
+    def create(_account: AwsAccount, request: dict[str, Any]) -> dict[str, str]:
+        assert request == {
+            "StackName": "demo",
+            "TemplateBody": "{}",
+            "Parameters": [{"ParameterKey": "TargetName", "ParameterValue": "demo"}],
+            "Capabilities": ["CAPABILITY_IAM"],
+            "OnFailure": "DELETE",
+            "Tags": [{"Key": "outrider:target", "Value": "demo"}],
+        }
+        return {"StackId": "arn:1"}
 
-
-def test_a_stack_is_created_so_that_a_failure_removes_it_and_its_tag_finds_it() -> None:
-    asked = {
-        "StackName": "demo",
-        "TemplateBody": "{}",
-        "Parameters": [{"ParameterKey": "TargetName", "ParameterValue": "demo"}],
-        "Capabilities": ["CAPABILITY_IAM"],
-        "OnFailure": "DELETE",
-        "Tags": [{"Key": "outrider:target", "Value": "demo"}],
-    }
-    described = {"Stacks": [MADE | {"StackStatus": "CREATE_IN_PROGRESS"}]}
-    stack = stack_of(
-        ("create_stack", asked, {"StackId": "arn:1"}),
-        ("describe_stacks", {"StackName": "arn:1"}, described),
-    )
+    described = {"StackId": "arn:1", "StackStatus": "CREATE_IN_PROGRESS"}
+    calls.faults["CreateStack"] = create
+    calls.faults["DescribeStacks"] = lambda *_: {"Stacks": [described]}
     assert stack.create("{}", {"TargetName": "demo"}).moving
 
 
-def test_the_first_failure_of_a_stack_is_its_cause() -> None:
-    happened = [
+@pytest.mark.parametrize("is_cancelled_first", [False, True])
+def test_the_first_failure_of_a_stack_is_its_cause(
+    is_cancelled_first: bool, stack: TargetStack, calls: AwsAccount
+) -> None:
+    rows = [
         ("Role", "CREATE_COMPLETE", ""),
         ("Instance", "CREATE_FAILED", "We do not have sufficient trn1.2xlarge capacity"),
         ("Profile", "CREATE_FAILED", "Resource creation cancelled"),
         ("demo", "ROLLBACK_IN_PROGRESS", "The following resource(s) failed: [Instance]"),
         ("Role", "DELETE_FAILED", "Cannot delete entity"),
     ]
+    failure = LaunchFailure(*rows[1][::2])
+    if is_cancelled_first:  # resources are made at once, and events come as they like
+        rows[1], rows[2] = rows[2], rows[1]
     fields = ("LogicalResourceId", "ResourceStatus", "ResourceStatusReason")
-    common = {"EventId": "1", "StackId": "arn:1", "StackName": "demo", "Timestamp": NOW}
-    events = [common | dict(zip(fields, one, strict=True)) for one in reversed(happened)]
-    for cancelled_first in (False, True):
-        if cancelled_first:  # resources are made at once, and events come as they like
-            events[2], events[3] = events[3], events[2]
-        asked = {"StackName": "arn:1"}
-        stack = stack_of(("describe_stack_events", asked, {"StackEvents": events}))
-        found = stack.failure(StackState("arn:1", "DELETE_COMPLETE", {}, {}))
-        assert found == LaunchFailure(*happened[1][::2])
-        assert found.cause == "capacity"
+    events = [dict(zip(fields, row, strict=True)) for row in reversed(rows)]
+    calls.faults["DescribeStackEvents"] = lambda *_: {"StackEvents": events}
+    assert stack.failure(StackState("arn:1", "DELETE_COMPLETE", {}, {})) == failure
+    assert failure.cause == "capacity"
+
+
+def resource(name: str) -> dict[str, Any]:
+    """The properties of a resource of the template."""
+    properties: dict[str, Any] = read_template()["Resources"][name]["Properties"]
+    return properties
 
 
 def test_the_host_is_closed_encrypted_and_leaves_nothing_when_it_ends() -> None:
     launch = resource("Launch")["LaunchTemplateData"]
-    assert launch["MetadataOptions"]["HttpTokens"] == "required"
-    assert launch["MetadataOptions"]["HttpPutResponseHopLimit"] == 1
+    assert launch["MetadataOptions"] == {"HttpTokens": "required", "HttpPutResponseHopLimit": 1}
     assert launch["InstanceInitiatedShutdownBehavior"] == "terminate"
     (disk,) = launch["BlockDeviceMappings"]
     assert disk["Ebs"]["Encrypted"] is True
@@ -201,6 +181,12 @@ def test_the_host_is_closed_encrypted_and_leaves_nothing_when_it_ends() -> None:
     opened, closed = resource("Firewall")["SecurityGroupIngress"]["Fn::If"][1:]
     assert closed == []
     assert [rule["FromPort"] for rule in opened] == [PORT]
+    rules = resource("Firewall")["SecurityGroupEgress"]  # for packages and names alone
+    assert [(rule["IpProtocol"], rule["FromPort"], rule["ToPort"]) for rule in rules] == [
+        ("tcp", 443, 443),
+        ("tcp", 80, 80),
+        ("udp", 53, 53),
+    ]
     (network,) = resource("Instance")["NetworkInterfaces"]
     assert network["AssociatePublicIpAddress"] == {"Fn::If": ["HasNoAddress", False, True]}
     assert "KeyName" not in json.dumps(read_template())
@@ -219,24 +205,13 @@ def test_a_role_writes_to_its_builds_own_prefixes_and_reads_no_secrets_but_its_o
     assert denied["NotResource"][0]["Fn::Sub"].endswith("parameter/outrider/${TargetName}/*")
 
 
-def test_a_host_calls_out_for_packages_and_names_alone() -> None:
-    rules = resource("Firewall")["SecurityGroupEgress"]
-    assert [(rule["IpProtocol"], rule["FromPort"], rule["ToPort"]) for rule in rules] == [
-        ("tcp", 443, 443),
-        ("tcp", 80, 80),
-        ("udp", 53, 53),
-    ]
-
-
 def test_a_host_follows_its_options() -> None:
     served: dict[str, Any] = {"artifact": "s3://bkt/p", "digest": "0" * 64}
-    options = UpOptions(instance="trn2.3xlarge", **served, image="/own/image")
-    assert options.host("us-east-1").image == "/own/image"
+    assert UpOptions(instance="trn2.3xlarge", **served, image="/own").host(REGION).image == "/own"
     options = UpOptions(instance="c7i.large", model="s3://models/qwen", digest="0" * 64)
-    assert options.bucket_name("1", "us-east-1") == "models"
-    assert options.served == "0" * 64
+    assert (options.bucket_name("1", REGION), options.served) == ("models", "0" * 64)
     options = UpOptions(instance="c7i.large", subnet="subnet-1", private=True)
-    assert options.host("us-east-1").template_parameters["Private"] == "true"
+    assert options.host(REGION).template_parameters["Private"] == "true"
 
 
 def test_a_schedule_outside_the_instance_ends_it_at_its_lifetime_and_can_do_nothing_else() -> None:
@@ -260,9 +235,7 @@ def test_a_schedule_outside_the_instance_ends_it_at_its_lifetime_and_can_do_noth
 
 
 def test_the_longest_user_data_fits_into_a_template() -> None:
-    body = template_body("x" * MAX_BYTES)
-    assert len(body) < 51_200
-    assert json.loads(body)["Resources"]["Launch"]["Properties"]["LaunchTemplateData"]["UserData"]
+    assert MAX_BYTES < len(template_body("x" * MAX_BYTES)) < 51_200
 
 
 @pytest.mark.extended
@@ -286,85 +259,75 @@ def test_a_wait_prints_each_new_state_and_an_old_one_once_a_minute(
     assert printed == ["i-1: pending, 0 s", "i-1: running, 9 s", "i-1: running, 70 s"]
 
 
-@pytest.fixture(scope="module")
-def manifest() -> Manifest:
-    return trn1_manifest()
+MANIFEST = trn1_manifest()
 
 
 def deployed(instance: str, artifact: str, digest: str | None = None) -> UpOptions:
     return UpOptions(instance=instance, artifact=artifact, digest=digest)
 
 
-def test_the_speed_is_that_of_the_widest_graph_without_candidates(manifest: Manifest) -> None:
+def test_the_speed_is_that_of_the_widest_graph_without_candidates() -> None:
     checkpoint = find_checkpoint(TRN1)
     spec = make_request(TRN1, checkpoint).spec
-    (bucket,) = [one for one in spec.buckets if one.nodes == 1 and one.rows == spec.rows]
-    speed = computed_speed(manifest)
+    (bucket,) = [graph for graph in spec.buckets if graph.nodes == 1 and graph.rows == spec.rows]
+    speed, time = computed_speed(MANIFEST), pass_seconds(checkpoint.config, spec, bucket)
     assert speed is not None
-    time = pass_seconds(checkpoint.config, spec, bucket)
     assert time is not None
     assert time.seconds is not None
     assert speed.tokens_per_second == pytest.approx(spec.rows / time.seconds)
-    assert computed_speed(replace(manifest, target="trn3")) is None, "a range is no speed"
+    assert computed_speed(replace(MANIFEST, target="trn3")) is None, "a range is no speed"
 
 
 def test_an_artefact_here_is_read_with_its_digest_and_refused_for_another_device(
-    manifest: Manifest, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    write_manifest(tmp_path, manifest)
-    deployment, other = (deployed(one, str(tmp_path)) for one in ("trn1.2xlarge", "inf2.xlarge"))
-    assert read_served(deployment) == manifest
-    assert deployment.served == manifest.digest()
+    write_manifest(tmp_path, MANIFEST)
+    options = deployed("trn1.2xlarge", str(tmp_path))
+    assert read_served(options) == MANIFEST
+    assert options.served == MANIFEST.digest()
+    other = deployed("inf2.xlarge", str(tmp_path))
     assert_refused(lambda: read_served(other), ["trn1", "inf2.xlarge"])
 
 
-@pytest.mark.usefixtures("aws_keys")
-def test_of_an_artefact_on_s3_the_manifest_alone_is_fetched_and_checked(
-    manifest: Manifest, tmp_path: Path
-) -> None:
-    write_manifest(tmp_path, manifest)
-    with mock_aws():
-        s3 = boto3.client("s3", region_name="us-east-1")
-        s3.create_bucket(Bucket="store")
-        for digest in (manifest.digest(), "0" * 64):
-            s3.upload_file(str(tmp_path / "manifest.json"), "store", f"a/manifests/{digest}.json")
-        right, wrong = (
-            deployed("trn1.2xlarge", "s3://store/a", digest)
-            for digest in (manifest.digest(), "0" * 64)
-        )
-        assert read_served(right) == manifest
-        assert_refused(lambda: read_served(wrong), ["manifests/"], BadArtifact)
-
-
 @pytest.fixture
-def ec2(aws_keys: None) -> Any:
-    """EC2 of moto, whose instance types are those that AWS described one day."""
+def moto_aws(aws_keys: None) -> Iterator[Aws]:
+    """moto's AWS, whose instance types are those that AWS described one day."""
     with mock_aws():
-        yield boto3.client("ec2", region_name="us-east-1")
+        yield Aws(REGION)
 
 
-@pytest.mark.parametrize("name", ["trn1.2xlarge", "trn1.32xlarge", "trn2.48xlarge", "inf2.xlarge"])
-def test_the_bundled_accelerators_are_as_ec2_describes_them_but_for_trainium2s_memory(
-    name: str, ec2: Any
+def test_of_an_artefact_on_s3_the_manifest_alone_is_fetched_and_checked(
+    moto_aws: Aws, tmp_path: Path
 ) -> None:
-    found = ec2.describe_instance_types(InstanceTypes=[name])["InstanceTypes"][0]["NeuronInfo"]
-    (device,) = found["NeuronDevices"]
-    gib = device["Count"] * device["MemoryInfo"]["SizeInMiB"] // 1024
-    if device["Name"] == "Trainium2":
-        assert gib == 16 * 512, "EC2 reports it rightly now: the correction can go"
-        gib = 16 * 96
-    cores = device["Count"] * device["CoreInfo"]["Count"]
-    told = f"{device['Count']} {device['Name']}: {cores} cores, {gib} GiB"
-    assert bundled_prices().types[name].accelerators == told
+    write_manifest(tmp_path, MANIFEST)
+    s3 = moto_aws.client("s3")
+    s3.create_bucket(Bucket="store")
+    for digest in (MANIFEST.digest(), "0" * 64):
+        s3.upload_file(str(tmp_path / "manifest.json"), "store", f"a/manifests/{digest}.json")
+    right = deployed("trn1.2xlarge", "s3://store/a", MANIFEST.digest())
+    wrong = deployed("trn1.2xlarge", "s3://store/a", "0" * 64)
+    assert read_served(right) == MANIFEST
+    assert_refused(lambda: read_served(wrong), ["manifests/"], BadArtifact)
 
 
-def test_a_type_has_the_size_that_ec2_describes_and_one_that_it_does_not_is_refused(
-    ec2: Any,
+def test_bundled_accelerators_and_sizes_are_those_of_ec2_but_for_trainium2s_memory(
+    moto_aws: Aws,
 ) -> None:
-    assert host_size(Aws("us-east-1"), "r5.2xlarge") == (8, 64)
-    assert_refused(lambda: host_size(Aws("us-east-1"), "trn3.48xlarge"), ["trn3"])
+    types = ["trn1.2xlarge", "trn1.32xlarge", "trn2.48xlarge", "inf2.xlarge"]
+    ec2 = moto_aws.client("ec2")
+    for row in ec2.describe_instance_types(InstanceTypes=types)["InstanceTypes"]:
+        (device,) = row["NeuronInfo"]["NeuronDevices"]
+        gib = device["Count"] * device["MemoryInfo"]["SizeInMiB"] // 1024
+        if device["Name"] == "Trainium2":
+            assert gib == 16 * 512, "EC2 reports it rightly now: the correction can go"
+            gib = 16 * 96
+        cores = device["Count"] * device["CoreInfo"]["Count"]
+        told = f"{device['Count']} {device['Name']}: {cores} cores, {gib} GiB"
+        assert bundled_prices().types[row["InstanceType"]].accelerators == told
+    assert host_size(moto_aws, "r5.2xlarge") == (8, 64)
+    assert_refused(lambda: host_size(moto_aws, "trn3.48xlarge"), ["trn3"])
 
 
-def test_where_awss_image_for_neuron_is_gone_a_host_starts_from_the_base(ec2: Any) -> None:
-    host = deployed("trn1.2xlarge", "s3://bkt/a", "0" * 64).host("us-east-1")
-    assert with_image(Aws("us-east-1"), host).image == NEURON_BASE_IMAGE
+def test_where_awss_image_for_neuron_is_gone_a_host_starts_from_the_base(moto_aws: Aws) -> None:
+    host = deployed("trn1.2xlarge", "s3://bkt/a", "0" * 64).host(REGION)
+    assert with_image(moto_aws, host).image == NEURON_BASE_IMAGE

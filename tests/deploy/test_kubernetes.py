@@ -20,7 +20,6 @@ from tests.support.repository import ROOT
 
 VERSION = "1.37"
 K8S = ROOT / "deploy" / "k8s"
-FORMS = ("cpu", "cuda", "neuron")
 
 Manifest = dict[str, Any]
 
@@ -47,25 +46,20 @@ def rendered(form: str) -> dict[str, Manifest]:
     return documents
 
 
-@pytest.fixture(params=FORMS)
+@pytest.fixture(params=["cpu", "cuda", "neuron"])
 def form(request: pytest.FixtureRequest) -> dict[str, Manifest]:
     return rendered(request.param)
 
 
-def pod_of(documents: dict[str, Manifest]) -> Manifest:
+def pod_of(documents: dict[str, Manifest]) -> tuple[Manifest, Manifest, list[Manifest]]:
+    """The pod, its target's container, and all of its containers."""
     pod: Manifest = documents["StatefulSet"]["spec"]["template"]["spec"]
-    return pod
+    (target,) = pod["containers"]
+    return pod, target, [target, *pod.get("initContainers", [])]
 
 
-def target_of(documents: dict[str, Manifest]) -> Manifest:
-    (target,) = pod_of(documents)["containers"]
-    assert isinstance(target, dict)
-    return target
-
-
-def options_of(documents: dict[str, Manifest]) -> TargetRole:
+def options_of(target: Manifest) -> TargetRole:
     """What our own command line makes of the container's arguments."""
-    target = target_of(documents)
     assert target["command"] == ["outrider", "target"]
     options = parse(["target", *target["args"]])
     assert isinstance(options, TargetRole)
@@ -77,17 +71,16 @@ def test_every_form_is_valid(form: dict[str, Manifest]) -> None:
         kubernetes_validate.validate(document, VERSION, strict=True)
 
 
-def test_the_containers_arguments_are_flags_of_our_own(form: dict[str, Manifest]) -> None:
-    options = options_of(form)
-    for container in pod_of(form).get("initContainers", []):
+def test_probes_and_service_ask_where_the_target_listens_and_pods_outlive_its_drain(
+    form: dict[str, Manifest],
+) -> None:
+    pod, target, (_, *pulling) = pod_of(form)
+    options = options_of(target)
+    for container in pulling:
         outrider, verb, *flags = container["command"]
         assert (outrider, verb) == ("outrider", "compile")
         pulled = parse_compile([*flags, *container["args"]])
         assert (pulled.pull, str(pulled.out)) == ("s3://BUCKET/DIR", options.artifact)
-
-
-def test_probes_and_service_ask_where_the_target_listens(form: dict[str, Manifest]) -> None:
-    options, target = options_of(form), target_of(form)
     ports = {port["name"]: port["containerPort"] for port in target["ports"]}
     assert options.host == "0.0.0.0"
     assert options.metrics == ("0.0.0.0", ports["metrics"])
@@ -99,74 +92,57 @@ def test_probes_and_service_ask_where_the_target_listens(form: dict[str, Manifes
     assert form["Service"]["spec"]["clusterIP"] == "None"
     rules = form["NetworkPolicy"]["spec"]["ingress"]
     assert [rule["ports"][0]["port"] for rule in rules] == ["grpc", "metrics"]
-
-
-def test_a_pod_lives_longer_than_its_target_drains(form: dict[str, Manifest]) -> None:
-    assert pod_of(form)["terminationGracePeriodSeconds"] >= options_of(form).grace + 15
+    assert pod["terminationGracePeriodSeconds"] >= options.grace + 15
 
 
 def test_every_selector_finds_the_pods(form: dict[str, Manifest]) -> None:
     labels = form["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
     assert form["Service"]["spec"]["selector"] == labels
-    for kind, name in [("StatefulSet", "selector"), ("PodDisruptionBudget", "selector")]:
-        assert form[kind]["spec"][name]["matchLabels"] == labels
+    for kind in ("StatefulSet", "PodDisruptionBudget"):
+        assert form[kind]["spec"]["selector"]["matchLabels"] == labels
     assert form["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
     assert form["StatefulSet"]["spec"]["serviceName"] == form["Service"]["metadata"]["name"]
 
 
-def test_secrets_are_mounted_where_the_target_reads_them_and_others_may_not(
+def test_pods_keep_to_the_restricted_standard_write_to_volumes_only_and_read_their_secrets(
     form: dict[str, Manifest],
 ) -> None:
-    options, pod = options_of(form), pod_of(form)
-    mounts = {mount["name"]: mount["mountPath"] for mount in target_of(form)["volumeMounts"]}
-    assert str(options.keys_file).startswith(mounts["keys"])
-    assert str(options.tls_key).startswith(mounts["tls"])
-    secrets = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
-    assert {secret["defaultMode"] for secret in secrets} == {0o440}
-    assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
-
-
-def test_pods_keep_to_the_restricted_standard_and_write_to_volumes_only(
-    form: dict[str, Manifest],
-) -> None:
-    pod = pod_of(form)
-    assert pod["securityContext"]["runAsNonRoot"]
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    """The image makes its directories for its user; the root of a pod is read-only."""
+    pod, target, containers = pod_of(form)
+    user, options = pod["securityContext"], options_of(target)
+    assert user["runAsNonRoot"]
+    assert user["seccompProfile"] == {"type": "RuntimeDefault"}
     assert not pod["automountServiceAccountToken"]
-    for container in [*pod["containers"], *pod.get("initContainers", [])]:
+    dockerfile = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
+    assert f"USER {user['runAsUser']}:{user['runAsGroup']}\n" in dockerfile
+    (owned,) = re.findall(r"install -d .*? -g outrider (.*)", dockerfile)
+    for container in containers:
         assert container["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         }
         assert "memory" in container["resources"]["limits"]
-        named = {volume["name"] for volume in pod["volumes"]}
-        assert {mount["name"] for mount in container["volumeMounts"]} <= named
-
-
-def test_all_that_the_image_writes_to_is_a_volume_and_its_user_is_the_pods(
-    form: dict[str, Manifest],
-) -> None:
-    """The image makes its directories for its user; the root of a pod is read-only."""
-    dockerfile = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
-    user = form["StatefulSet"]["spec"]["template"]["spec"]["securityContext"]
-    assert f"USER {user['runAsUser']}:{user['runAsGroup']}\n" in dockerfile
-    owned = re.search(r"install -d .*? -g outrider (.*)", dockerfile)
-    assert owned is not None
-    for container in [*pod_of(form)["containers"], *pod_of(form).get("initContainers", [])]:
-        written = {mount["mountPath"] for mount in container["volumeMounts"]}
-        assert {*owned[1].split(), "/tmp"} <= written
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert mounts.keys() <= {volume["name"] for volume in pod["volumes"]}
+        assert {*owned.split(), "/tmp"} <= {*mounts.values()}
+    mounts = {mount["name"]: mount["mountPath"] for mount in target["volumeMounts"]}
+    assert str(options.keys_file).startswith(mounts["keys"])
+    assert str(options.tls_key).startswith(mounts["tls"])
+    secrets = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
+    assert {secret["defaultMode"] for secret in secrets} == {0o440}
+    assert user["fsGroup"] == user["runAsGroup"]
 
 
 @pytest.mark.parametrize(
-    ("form", "resource"), [("cuda", "nvidia.com/gpu"), ("neuron", "aws.amazon.com/neuron")]
+    ("name", "resource"), [("cuda", "nvidia.com/gpu"), ("neuron", "aws.amazon.com/neuron")]
 )
-def test_a_device_comes_from_its_plugin_and_the_target_uses_it(form: str, resource: str) -> None:
-    documents = rendered(form)
-    assert target_of(documents)["resources"]["limits"][resource] == 1
-    (toleration,) = pod_of(documents)["tolerations"]
+def test_a_device_comes_from_its_plugin_and_the_target_uses_it(name: str, resource: str) -> None:
+    pod, target, _ = pod_of(rendered(name))
+    assert target["resources"]["limits"][resource] == 1
+    (toleration,) = pod["tolerations"]
     assert toleration["key"] == resource
-    assert options_of(documents).device == form
+    assert options_of(target).device == name
 
 
 def test_keda_scales_the_stateful_set_that_is_there() -> None:

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from grpc_comm import messages, statuses, translate
 from grpc_comm.client.connection import connect
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.transport import Address, parse_address
+from grpc_comm.transport import Address, Endpoint, parse_address, parse_endpoint
 from inference.errors import (
     Busy,
     Gone,
@@ -36,9 +37,7 @@ from tests.support.repository import ROOT
 from tests.support.wire_fixtures import (
     RpcFailure,
     background,
-    connected,
     describe,
-    rest,
     successor_engine,
 )
 
@@ -60,13 +59,16 @@ def test_the_committed_code_is_what_the_proto_generates(tmp_path: Path) -> None:
         )
 
 
-def test_candidates_arrive_as_they_were_sent_with_chances_in_a_byte() -> None:
+def test_candidates_arrive_as_they_were_sent_in_at_most_six_bytes() -> None:
     sent = Nodes(33, 70, [0, 1, 60, 0], [9, 4, 5, 4], [1.0, 0.5, 1e-9, 0.9], COPY)
     [message] = messages.write_nodes(sent)
     arrived = messages.read_nodes(pb.Nodes.FromString(message.SerializeToString()))
     assert arrived._replace(chances=sent.chances) == sent
     for chance, there in zip(sent.chances, arrived.chances, strict=True):
         assert there == pytest.approx(max(chance, 2**-15.94), rel=0.023)
+    largest = range(151_936 - 32, 151_936)
+    [message] = messages.write_nodes(Nodes(4_096, 90_000, [1] * 32, largest, [0.5] * 32))
+    assert pb.ClientMessage(nodes=message).ByteSize() == 176
 
 
 @pytest.mark.parametrize("chance", [float("nan"), -1.0, 0.0, 7.0])
@@ -109,18 +111,20 @@ def test_what_is_no_list_of_candidates_is_refused(wrong: str) -> None:
     assert_refused(lambda: messages.read_nodes(pb.Nodes(**(right | changes))), [shown])
 
 
+WRONG_ORDERS: dict[str, tuple[dict[str, Any], str]] = {
+    "no end": ({"end": 0}, "length"),
+    "an unknown pace": ({"pace": 2}, "pace"),
+    "too many stop ids": ({"stop_ids": range(1025)}, "stop ids"),
+}
+
+
 def test_an_order_arrives_as_it_was_given() -> None:
     order = Decode(99, frozenset({3, 7}), Pace.WAIT, 40, True)
     message = messages.write_decode(order)
     assert messages.read_decode(pb.Decode.FromString(message.SerializeToString())) == order
-
-
-@pytest.mark.parametrize(("field", "value"), [("end", 0), ("pace", 2), ("stop_ids", range(1025))])
-def test_an_order_that_nobody_can_follow_is_refused(field: str, value: Any) -> None:
-    shown = {"end": "length", "stop_ids": "stop ids"}.get(field, field)
-    assert_refused(
-        lambda: messages.read_decode(pb.Decode(**({"end": 9} | {field: value}))), [shown]
-    )
+    for changes, shown in WRONG_ORDERS.values():
+        wrong = pb.Decode(**({"end": 9} | changes))
+        assert_refused(partial(messages.read_decode, wrong), [shown])
 
 
 PROGRESS = Progress(
@@ -140,20 +144,12 @@ PROGRESS = Progress(
 
 
 def test_committed_tokens_arrive_as_they_were_sent() -> None:
-    message = messages.write_tokens(PROGRESS, End.NOT)
-    assert messages.read_tokens(pb.Tokens.FromString(message.SerializeToString())) == PROGRESS
     alone = replace(PROGRESS, proposers=(NOBODY,) * 3, end=End.STOP_ID)
-    message = messages.write_tokens(alone, alone.end)
-    assert not message.proposers
-    assert messages.read_tokens(message) == alone
-
-
-def test_sums_of_hours_fit() -> None:
     long = replace(PROGRESS, model_seconds=1e6, nodes=10**12)
-    assert messages.read_tokens(messages.write_tokens(long, End.NOT)) == long
-
-
-def test_an_end_that_is_not_known_and_proposers_of_other_tokens_are_refused() -> None:
+    for progress in (PROGRESS, alone, long):
+        message = messages.write_tokens(progress, progress.end)
+        assert messages.read_tokens(pb.Tokens.FromString(message.SerializeToString())) == progress
+        assert bool(message.proposers) == (progress is not alone)
     for wrong in ({"end": 8}, {"proposers": b"\0"}):
         with pytest.raises(Mismatch):
             messages.read_tokens(pb.Tokens(ids=[1, 2], **wrong))
@@ -182,18 +178,18 @@ def test_sampling_params_arrive_as_both_sides_use_them(params: SamplingParams) -
     translate.check_fingerprints(opening, describe(successor_engine()))
 
 
-@pytest.mark.parametrize("params", [*PLAIN, *WITH_RULES])
-def test_a_target_that_does_not_know_a_parameter_refuses_the_protocol(
-    params: SamplingParams,
-) -> None:
+def test_a_target_that_does_not_know_a_parameter_refuses_the_protocol() -> None:
     """A target of protocol 3 passes over fields from 11 on, and refuses any other number."""
-    message = opening_of(params)
-    beyond = any(field.number > 10 for field, _ in message.ListFields())
-    assert beyond == (params in WITH_RULES)
-    assert message.protocol_version == (4 if beyond else 3)
-    if beyond:
-        with pytest.raises(Mismatch, match="protocol 4, this side 3"):
-            translate.check_protocol(message.protocol_version)
+    without_ends = replace(WITH_LENGTH, end_ids=())  # nothing could end the text early
+    versions = {3: [*PLAIN, without_ends], 4: WITH_RULES, 5: [WITH_LENGTH]}
+    for version, cases in versions.items():
+        for params in cases:
+            message = opening_of(params)
+            assert message.protocol_version == version, params
+            assert any(field.number > 10 for field, _ in message.ListFields()) == (version > 3)
+    for version in (4, 5):
+        with pytest.raises(Mismatch, match=f"protocol {version}, this side 3"):
+            translate.check_protocol(version)
 
 
 def test_output_tokens_are_named_only_where_a_choice_depends_on_them() -> None:
@@ -227,12 +223,6 @@ def test_parameters_that_no_text_can_have_are_refused(wrong: str) -> None:
     right: dict[str, Any] = {"protocol_version": 4, "top_p": 1.0, "grammar": GRAMMAR}
     translate.read_params(pb.Open(**right))
     assert_refused(lambda: translate.read_params(pb.Open(**(right | changes))), shown)
-
-
-def test_a_target_that_does_not_know_a_least_length_refuses_the_protocol() -> None:
-    assert opening_of(WITH_LENGTH).protocol_version == 5
-    without_ends = replace(WITH_LENGTH, end_ids=())
-    assert opening_of(without_ends).protocol_version == 3, "nothing could end the text early"
 
 
 LOGPROBS = (
@@ -278,17 +268,13 @@ def test_log_probabilities_that_no_target_sends_are_not_taken(wrong: dict[str, A
         messages.read_tokens(pb.Tokens(**(right | wrong)))
 
 
-def test_a_description_arrives_as_it_was_sent() -> None:
-    description = replace(describe(successor_engine()), rules=True)
-    assert (
-        translate.read_description(translate.write_description(description, ["a", "b"]))
-        == description
-    )
-
-
-def test_another_protocol_is_refused_in_words() -> None:
+def test_a_description_arrives_as_it_was_sent_and_of_another_protocol_is_refused() -> None:
+    described = replace(describe(successor_engine()), rules=True)
+    message = translate.write_description(described, ["a", "b"])
+    assert translate.read_description(message) == described
+    message.protocol_version = 99
     with pytest.raises(Mismatch, match="same version of Outrider"):
-        translate.read_description(pb.Description(protocol_version=99))
+        translate.read_description(message)
 
 
 @pytest.mark.parametrize("prompt", [[-1], [2**32], [1.5]])
@@ -345,7 +331,9 @@ def test_a_limit_arrives_as_an_invalid_request_and_a_fault_of_the_target_as_itse
 )
 def test_an_address_is_host_and_port(text: str, host: str, port: int) -> None:
     assert parse_address(text) == Address(host, port)
-    assert str(parse_address(text)) == text
+    for endpoint in (Endpoint(Address(host, port)), Endpoint(Address(host, port), resolved=True)):
+        assert parse_endpoint(str(endpoint)) == endpoint
+    assert str(parse_endpoint(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -356,12 +344,6 @@ def test_what_is_not_an_address_is_refused(text: str) -> None:
         parse_address(text)
 
 
-def test_a_node_takes_at_most_six_bytes() -> None:
-    largest = range(151_936 - 32, 151_936)
-    [message] = messages.write_nodes(Nodes(4_096, 90_000, [1] * 32, largest, [0.5] * 32))
-    assert pb.ClientMessage(nodes=message).ByteSize() == 176
-
-
 def test_what_the_target_says_of_itself_and_of_errors_cannot_write_to_a_terminal() -> None:
     described = translate.write_description(describe(successor_engine()), ["a"])
     described.device = "\x1b[2Jowned\n"
@@ -370,18 +352,6 @@ def test_what_the_target_says_of_itself_and_of_errors_cannot_write_to_a_terminal
     said = str(statuses.status_error(failed, "gone"))
     assert said.startswith("?]0;owned?x")
     assert len(said) < 500
-
-
-def test_messages_and_bytes_are_counted_in_both_directions() -> None:
-    with connected(successor_engine()) as connection:
-        session = connection.session()
-        session.open([1, 2, 3], SamplingParams())
-        session.decode(Decode(5))
-        assert rest(session) == [4, 5]
-        traffic = session.traffic
-        assert min(traffic.messages_up, traffic.messages_down) > 1
-        assert min(traffic.bytes_up, traffic.bytes_down) > 10
-        session.close()
 
 
 def test_a_tokenizer_that_differs_is_refused_before_anything_is_sent() -> None:

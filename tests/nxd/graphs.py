@@ -1,7 +1,7 @@
 """What torch_neuronx and its runtime do with a graph, on the CPU: trace it, and run it on ranks.
 
-Ranks are threads that meet at every collective. While a graph is traced or run, torch.topk and
-torch.argmax are what torch_neuronx puts in their place.
+Ranks are threads that meet at every collective. While a graph is traced or run, torch.topk is what
+torch_neuronx puts in its place.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import hashlib
 import threading
 import types
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +19,10 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 
-from inference.model.choice.arithmetic import WIDEST
-from tests.support.fake_build import Lowering
-from tests.support.fake_nxd import program_of
-from tests.support.fake_ranks import Group, as_rank
+from tests.support.fake_build import Lowering, Recorder
+from tests.support.fake_nxd import no_in_place, program_of
+from tests.support.fake_ranks import Group, assign, on_ranks
 
 Shards = list[dict[str, Tensor]]
 
@@ -67,12 +64,7 @@ def all_gather(
     return torch.cat(_parts(value, len(groups[0])), dim)
 
 
-_topk, _argmax = torch.topk, torch.argmax
-
-
-def _in_graph() -> bool:
-    """Whether this thread traces or runs a graph, and not the host's own work beside it."""
-    return getattr(_here, "within", False)
+_topk = torch.topk
 
 
 def _listed_topk(
@@ -82,34 +74,24 @@ def _listed_topk(
     largest: bool = True,
     sorted: bool = True,  # noqa: A002
 ) -> Any:
-    """A list, not a named tuple; of rows only, and no wider than the engines search."""
-    if not _in_graph():
-        return _topk(scores, k, dim, largest, sorted)
-    if scores.dim() != 2 or scores.shape[1] > WIDEST:
-        raise RuntimeError(f"NCC_EVRF029: top-k of {list(scores.shape)} becomes a sort")
-    return list(_topk(scores, k, dim, largest, sorted))
-
-
-def _replaced_argmax(scores: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    assert dim is not None or not _in_graph(), "argmax of a whole tensor"
-    return _argmax(scores, dim, keepdim)
+    """In a graph, and not in the host's own work beside it, a list and no named tuple."""
+    found = _topk(scores, k, dim, largest, sorted)
+    return list(found) if getattr(_here, "within", False) else found
 
 
 @contextmanager
-def replaced_operations() -> Iterator[None]:
-    """torch.topk and torch.argmax as torch_neuronx has them, for graphs of this thread."""
+def replaced_topk() -> Iterator[None]:
+    """torch.topk as torch_neuronx has it, for the graph of this thread."""
     _here.within = True
-    with (
-        patch.object(torch, "topk", _listed_topk),
-        patch.object(Tensor, "topk", _listed_topk),
-        patch.object(torch, "argmax", _replaced_argmax),
-        patch.object(Tensor, "argmax", _replaced_argmax),
-        torch.no_grad(),
-    ):
-        try:
+    try:
+        with (
+            patch.object(torch, "topk", _listed_topk),
+            patch.object(Tensor, "topk", _listed_topk),
+            torch.no_grad(),
+        ):
             yield
-        finally:
-            _here.within = False
+    finally:
+        _here.within = False
 
 
 @dataclass
@@ -162,27 +144,17 @@ class MetaNeff:
         return repr([(int(each.type), each.checkpoint_key) for each in self.input_tensors]).encode()
 
 
-def hlo_of(program: ExportedProgram) -> Any:
-    """A HloModuleProto with an instruction for every node, whose numbers no trace has twice."""
-    operations = [
-        ("parameter" if node.op == "placeholder" else str(node.target), _written(node, program))
-        for node in program.graph.nodes
-    ]
-    return _LOWERING.module(operations)
-
-
-def _written(node: torch.fx.Node, program: ExportedProgram) -> str:
-    """What a node takes and makes, and the numbers of a constant."""
-    made = node.meta.get("val")
-    kind = f"{made.dtype}{list(made.shape)}" if isinstance(made, Tensor) else ""
-    held = program.graph_signature.inputs_to_lifted_tensor_constants.get(node.name)
-    numbers = "" if held is None else str(program.constants[held].tolist())
-    return f"{kind} {node.args} {node.kwargs} {numbers}"
-
-
 def neff_of(hlo: Any) -> str:
     """What the compiler makes of a module: a text, which is equal for equal computations."""
     return f"NEFF {hashlib.sha256(repr(program_of(hlo)).encode()).hexdigest()}"
+
+
+class Reads(Recorder):
+    """Notes the inputs that are read, too. The tracer takes the others out of the graph."""
+
+    def __init__(self, module: nn.Module, inputs: dict[str, Tensor]) -> None:
+        super().__init__(module)
+        self._names |= {id(tensor): name for name, tensor in inputs.items()}
 
 
 class Flattener:
@@ -222,19 +194,18 @@ def generate_hlo(
     held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     for tensor in held.values():  # weights come later; memory may hold what is no number
         tensor.data.zero_()
-    versions = {name: tensor._version for name, tensor in held.items()}
-    with replaced_operations():
+    recorder = Reads(module, example_inputs)
+    with replaced_topk(), recorder, no_in_place(module) as changed:
         out = module(**example_inputs)
-    written = [name for name, tensor in held.items() if tensor._version != versions[name]]
-    assert not written, f"written in place: {written}"
-    states = [name for name, now in module.named_buffers() if now is not held[name]]
-    kept = func.state_dict().keys()
+    states, kept = list(changed), func.state_dict().keys()
     weights = [name for name in held if name in kept and name not in states]
     constants = held.keys() - set(states) - kept
     assert not constants, f"read by the graph and in no checkpoint: {sorted(constants)}"
-    program = _exported(func, example_inputs)
-    hlo, meta = hlo_of(program), MetaNeff()
-    graph = Graph(copy.deepcopy(func), dict(example_inputs), _unread(program), states)
+    read = {**example_inputs, **held}
+    parameters = [("parameter", f"{read[name].dtype}{read[name].shape}") for name in recorder.read]
+    hlo, meta = _LOWERING.module([*parameters, *recorder.operations]), MetaNeff()
+    unread = [at for at, name in enumerate(example_inputs) if name not in recorder.read]
+    graph = Graph(copy.deepcopy(func), dict(example_inputs), unread, states)
     GRAPHS[neff_of(hlo)] = graph
     meta.input_tensors = [
         *(MetaTensor(Kind.USER_INPUT, example_inputs[name]) for name in graph.inputs),
@@ -252,18 +223,6 @@ def generate_hlo(
     )
 
 
-def _exported(module: nn.Module, inputs: dict[str, Tensor]) -> ExportedProgram:
-    with torch.no_grad():
-        return torch.export.export(copy.deepcopy(module), (), dict(inputs), strict=False)
-
-
-def _unread(program: ExportedProgram) -> list[int]:
-    """Places of the inputs that no operation reads. The tracer takes them out of the graph."""
-    read = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
-    names = program.graph_signature.user_inputs
-    return [at for at, name in enumerate(names) if name not in read]
-
-
 def run(graph: Graph, states: Shards, weights: Shards, inputs: Sequence[Tensor]) -> Tensor:
     """Run a graph on every rank, and write the new states into `states`."""
     given = graph.example | dict(zip(graph.inputs, inputs, strict=True))
@@ -271,32 +230,19 @@ def run(graph: Graph, states: Shards, weights: Shards, inputs: Sequence[Tensor])
         wanted = graph.example[name]
         assert (tensor.shape, tensor.dtype) == (wanted.shape, wanted.dtype), name
 
-    group = Group(len(weights))
-
-    def one(rank: int) -> Tensor:
-        _here.within = True
-        try:
-            with as_rank(rank, group):
-                return computed(rank)
-        except BaseException:
-            group.abort()
-            raise
-
-    def computed(rank: int) -> Tensor:
+    def main(rank: int) -> Tensor:
         module = copy.deepcopy(graph.module)
+        values = dict[str, Tensor]()
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-            value = (states if name in graph.states else weights)[rank][name]
-            assert (value.shape, value.dtype) == (tensor.shape, tensor.dtype), name
-            owner, _, leaf = name.rpartition(".")
-            if isinstance(tensor, nn.Parameter):
-                tensor.data = value
-            else:
-                setattr(module.get_submodule(owner), leaf, value)
+            values[name] = (states if name in graph.states else weights)[rank][name]
+            assert (values[name].shape, values[name].dtype) == (tensor.shape, tensor.dtype), name
+        assign(module, values)
+        _here.within = True
         out: Tensor = module(**given)
         states[rank] |= {name: module.get_buffer(name) for name in graph.states}
         return out
 
-    with replaced_operations(), ThreadPoolExecutor(group.size) as pool:
-        outs = list(pool.map(one, range(group.size)))
-    assert all(torch.equal(outs[0], out) for out in outs[1:]), "ranks disagree"
-    return outs[0]
+    result: Tensor
+    with replaced_topk():
+        result = on_ranks(len(weights), main)
+    return result

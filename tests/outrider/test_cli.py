@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import csv
 import json
+import runpy
 import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from types import ModuleType
 from typing import Any
 
+import moto
 import pytest
 
 import outrider
+from grpc_comm.certificate import make_certificate
+from grpc_comm.security import SecurityOptions
 from inference.errors import Unavailable
+from outrider.doctor import check_credentials
 from outrider.draft_methods import find_draft
-from outrider.models.found_model import EMBEDDED
 from outrider.options.roles import DraftRole, TargetRole
 from outrider.terminal import generate
 from outrider.text.completion import Completion, Request, Show, new_completion
@@ -25,8 +30,8 @@ from outrider.text.pieces import Piece
 from outrider.text.prompts import TextModel, make_requests
 from tests.support.commands import Run
 from tests.support.repository import ROOT
+from tests.support.wire_fixtures import background, free_port, successor_engine
 
-MAIN = [sys.executable, str(ROOT / "main.py")]
 PROMPT = "def read_lines(path):"
 WAITS = ["--tree_nodes", "16"]
 FIELDS = {
@@ -41,14 +46,11 @@ SERVED = TargetRole(port=0, batch=2)
 @pytest.mark.parametrize(
     ("sampling", "drafting"),
     [
-        ("--temperature 0", []),
-        ("--temperature 0.7 --seed 3", []),
-        ("--temperature 1 --top_p 0.9 --seed 4", []),
-        ("--temperature 1 --seed 5 --regex ([a-f]{2,9}-[0-9]+-)+", []),
-        ("--temperature 1 --top_p 0", []),
-        ("--seed 6", []),
         ("--temperature 0", WAITS),
         ("--temperature 0", ["--gamma", "0"]),
+        ("--temperature 1 --top_p 0", []),
+        ("--temperature 1 --top_p 0.9 --seed 5 --regex ([a-f]{2,9}-[0-9]+-)+", []),
+        ("--seed 6", []),
     ],
 )
 def test_a_drafted_text_is_the_text_of_the_target_alone(
@@ -73,14 +75,8 @@ def test_text_goes_to_stdout_and_the_report_with_limits_and_price_to_stderr(
     flags = ["--prompt", PROMPT, "--max_new_tokens", "60", "--draft", "copy"]
     made = run("run", "--port", port, *flags, "--usd_per_hour", "1.5", "--baseline")
     assert made.code == 0
-    told = (
-        "acceptance length",
-        "target-only",
-        "identical texts: 1 of 1",
-        "limited by",
-        "round trip",
-    )
-    assert all(words in made.err for words in (*told, "a million tokens"))
+    report = ["acceptance length", "target-only", "identical texts: 1 of 1", "limited by"]
+    assert all(words in made.err for words in (*report, "round trip", "a million tokens"))
     assert not [word for word in ("tokens", "limited by", "\x1b") if word in made.out]
     assert "speed-up" not in run("run", "--port", port, *flags).err, "nothing was compared"
 
@@ -90,22 +86,33 @@ def test_prompts_of_a_file_come_out_in_order_with_their_own_seeds(
 ) -> None:
     prompts = ["import os", "class A:", "def f(x):", "x = 1", "try:"]
     (tmp_path / "prompts.txt").write_text("\n".join(prompts) + "\n\n")
+    file = ["--prompt_text", tmp_path / "prompts.txt"]
     flags = ["--port", port, "--max_new_tokens", "12", "--temperature", "0.9", "--json"]
-    made = run("run", "--prompt_text", tmp_path / "prompts.txt", "--seed", "100", *flags).records
+    made = run("run", *file, "--seed", "100", *flags).records
     assert [(done["index"], done["prompt"], done["seed"]) for done in made] == [
         (i, prompt, 100 + i) for i, prompt in enumerate(prompts)
     ]
     (single,) = run("run", prompts[3], "--seed", "103", *flags).records
     assert single["token_ids"] == made[3]["token_ids"]
+    lines = run("run", *file, "--port", port, "--max_new_tokens", "3").out.splitlines()
+    labels = [f"--- {number}/5: {prompt}" for number, prompt in enumerate(prompts, 1)]
+    assert [line for line in lines if line.startswith("--- ")] == labels
 
 
-def test_a_random_seed_is_printed_and_reproduces_the_text(run: Run, port: str) -> None:
-    flags = ["--port", port, "--max_new_tokens", "12", "--temperature", "1", "--json"]
-    made = run("run", PROMPT, *flags)
+def test_a_random_seed_is_printed_and_reproduces_the_text_and_is_in_the_profile(
+    run: Run, port: str, tmp_path: Path
+) -> None:
+    flags = [PROMPT, "--port", port, "--max_new_tokens", "12", "--temperature", "1", "--json"]
+    made = run("run", *flags, "--profile", tmp_path)
     (first,) = made.records
     assert f"seed {first['seed']}" in made.err
-    (again,) = run("run", PROMPT, *flags, "--seed", first["seed"]).records
+    (again,) = run("run", *flags, "--seed", first["seed"]).records
     assert again["token_ids"] == first["token_ids"]
+    (record,) = json.loads((tmp_path / "outrider-profile.json").read_text())
+    assert record["seed"] == first["seed"]
+    (row,) = csv.DictReader((tmp_path / "outrider-profile.csv").open())
+    assert float(row["seconds"]) == pytest.approx(record["seconds"])
+    assert int(row["forwards"]) == record["forwards"] == first["forwards"]
 
 
 @pytest.mark.parametrize("as_json", [True, False], ids=["json", "text"])
@@ -127,14 +134,6 @@ def test_a_text_that_fails_is_printed_as_far_as_it_was_verified(
     assert "error: prompt 0: the target [2J went away" in err
     if as_json:
         assert json.loads(out)["token_ids"] == [7, 8]
-
-
-def test_the_profile_has_numeric_columns(run: Run, port: str, tmp_path: Path) -> None:
-    run("run", PROMPT, "--port", port, "--max_new_tokens", "8", "--profile", tmp_path)
-    (row,) = csv.DictReader((tmp_path / "outrider-profile.csv").open())
-    (record,) = json.loads((tmp_path / "outrider-profile.json").read_text())
-    assert float(row["seconds"]) > 0
-    assert int(row["forwards"]) == record["forwards"]
 
 
 @pytest.mark.parametrize(
@@ -160,30 +159,14 @@ def test_bad_input_gets_one_clear_line_and_a_non_zero_exit(
     assert "indexing errors" not in ended.err
 
 
-@pytest.mark.parametrize("verb", ["run", "chat"])
-def test_where_no_target_listens_here_it_is_said_before_torch_is_loaded(verb: str) -> None:
-    words = [verb, "--port", "1", *(["--prompt", "x"] if verb == "run" else [])]
-    script = (
-        "import sys; from outrider.cli import main; code = main(sys.argv[1:]); "
-        "assert 'torch' not in sys.modules; sys.exit(code)"
-    )
-    ended = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True)
-    assert ended.returncode == 1
-    (line,) = ended.stderr.splitlines()
-    assert line.startswith("error: no Outrider target answers at 127.0.0.1:1: connection refused")
-    assert "`outrider target --port 1`" in line
-
-
-def test_another_tokenizer_is_refused_before_anything_is_sent(
-    run: Run, port: str, tmp_path: Path
+@pytest.mark.parametrize("words", ["run --prompt x", "chat"])
+def test_where_no_target_listens_here_it_is_said_before_a_program_is_imported(
+    words: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for path in (EMBEDDED / "draft").iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    raw = json.loads((tmp_path / "tokenizer.json").read_text())
-    raw["model"]["merges"] = raw["model"]["merges"][:-5]
-    (tmp_path / "tokenizer.json").write_text(json.dumps(raw))
-    ended = run("run", "x", "--port", port, "--draft_model", tmp_path)
-    ended.assert_failed(str(tmp_path), "outrider-embedded-target")
+    monkeypatch.setattr("outrider.cli.PROGRAMS", {})
+    ended = run(*words.split(), "--port", "1")
+    ended.assert_failed("no Outrider target answers at 127.0.0.1:1: connection refused")
+    ended.assert_failed("`outrider target --port 1`")
 
 
 def test_a_target_that_cannot_listen_or_may_not_is_refused_before_anything_is_loaded(
@@ -195,39 +178,22 @@ def test_a_target_that_cannot_listen_or_may_not_is_refused_before_anything_is_lo
     assert len(ended.err.splitlines()) == 1
 
 
-def test_certificates_made_here_serve_a_session_with_a_token(run: Run, tmp_path: Path) -> None:
-    assert run("cert", "--host", "localhost", "--out", tmp_path).code == 0
-    for name, secret in (("token", "a-secret\n"), ("wrong", "another\n")):
-        (tmp_path / name).write_text(secret)
-        (tmp_path / name).chmod(0o600)
-    cert, key, token = (f"{tmp_path}/{name}" for name in ("cert.pem", "key.pem", "token"))
-    with outrider.serve(port=0, tls_cert=cert, tls_key=key, token_file=token) as target:
-        client = ["--target_host", target.address, "--tls_ca", f"{tmp_path}/ca.pem"]
-        client += ["--max_new_tokens", "5", "--json", "--token_file"]
-        (made,) = run("run", PROMPT, *client, token).records
-        assert len(made["token_ids"]) == 5
-        run("run", PROMPT, *client, tmp_path / "wrong").assert_failed("token")
-
-
-def test_several_texts_are_told_apart_by_their_prompts(run: Run, port: str, tmp_path: Path) -> None:
-    (tmp_path / "prompts.txt").write_text("def a():\nclass B:\n")
-    flags = ["--prompt_text", tmp_path / "prompts.txt", "--max_new_tokens", "3"]
-    lines = run("run", "--port", port, *flags).out.splitlines()
-    labels = [line for line in lines if line.startswith("--- ")]
-    assert labels == ["--- 1/2: def a():", "--- 2/2: class B:"]
-
-
-def begun(role: str, *flags: str) -> subprocess.Popen[str]:
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([*MAIN, "--role", role, *flags], text=True, **pipes)
+def begun(port: str, *flags: str) -> subprocess.Popen[str]:
+    """A draft whose first character has been read."""
+    command = [sys.executable, str(ROOT / "main.py"), "--role", "draft", "--port", port]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        [*command, "--prompt", PROMPT, *flags], text=True, stdout=pipe, stderr=pipe
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(1)
+    return process
 
 
 def test_where_nobody_reads_the_text_the_draft_ends_without_a_word(port: str) -> None:
-    text = ["--prompt", PROMPT, "--max_new_tokens", "900", "--draft", "copy"]
-    process = begun("draft", "--port", port, *text)
+    process = begun(port, "--max_new_tokens", "900", "--draft", "copy")
     assert process.stdout is not None
     assert process.stderr is not None
-    process.stdout.read(1)
     process.stdout.close()
     said = process.stderr.read()
     assert process.wait(timeout=30) == 141
@@ -235,29 +201,73 @@ def test_where_nobody_reads_the_text_the_draft_ends_without_a_word(port: str) ->
     assert "Broken" not in said
 
 
-def test_an_interrupt_while_packages_are_imported_is_one_line() -> None:
-    code = (
-        "import sys\n"
-        "class Interrupting:\n"
-        "    def find_spec(self, name, *_):\n"
-        "        if name == 'outrider.cli':\n"
-        "            raise KeyboardInterrupt\n"
-        "sys.meta_path.insert(0, Interrupting())\n"
-        "from outrider.__main__ import main\n"
-        "sys.exit(main())"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
-
-
 def test_interrupting_a_draft_ends_it_cleanly_with_what_was_made(port: str) -> None:
-    text = ["--prompt", PROMPT, "--max_new_tokens", "1000", "--gamma", "1"]
-    process = begun("draft", "--port", port, *text)
-    assert process.stdout is not None
-    first = process.stdout.read(1)
+    process = begun(port, "--max_new_tokens", "1000", "--gamma", "1")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=30)
     assert process.returncode in (0, 130)
-    assert first + out
     assert "Traceback" not in err
     assert "forward passes" in err
+
+
+def test_an_interrupt_while_packages_are_imported_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupting(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "outrider.cli", Interrupting("outrider.cli"))
+    program = runpy.run_path(str(ROOT / "outrider" / "__main__.py"))
+    assert program["main"]() == 130
+    assert capsys.readouterr() == ("", "interrupted\n")
+
+
+HEALTH = ["doctor", "--health", "--port"]
+
+
+@pytest.mark.usefixtures("aws_keys")
+def test_credentials_name_their_account_and_missing_ones_are_no_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with moto.mock_aws():
+        found = check_credentials()
+    assert (found.severity, found.text) == ("fine", "AWS account 123456789012, region us-east-1")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    found = check_credentials()
+    assert found.severity == "warning"
+    assert "aws configure" in found.text
+
+
+def test_doctor_says_what_draft_and_target_can_do_and_fails_without_a_target(run: Run) -> None:
+    with outrider.serve(port=0, batch=1) as target:
+        told = run("doctor", "--target_host", target.address)
+    assert told.code == 0
+    for word in ("cores", "tokens/s alone", "round trip", "of a forward", "AWS"):
+        assert word in told.out
+    away = run("doctor", "--target_host", "127.0.0.1:1")
+    assert away.code == 1
+    assert "127.0.0.1:1" in away.out
+
+
+def test_a_target_that_takes_sessions_is_healthy_and_nobody_is_not(run: Run) -> None:
+    with background(successor_engine()) as server:
+        assert run(*HEALTH, server.address.port).code == 0
+    away = run(*HEALTH, free_port(), "--json")
+    (found,) = json.loads(away.out)["findings"]
+    assert (away.code, found["severity"]) == (1, "fault")
+
+
+def test_the_targets_own_certificate_is_trusted_whatever_its_name(tmp_path: Path, run: Run) -> None:
+    ours, other = (
+        make_certificate(tmp_path / folder, ["target.example.com"]) for folder in ("ours", "other")
+    )
+    token = tmp_path / "token"
+    token.touch(mode=0o600)
+    token.write_text("secret")
+    security = SecurityOptions(tls_cert=ours.certificate, tls_key=ours.key, token_file=token)
+    with background(successor_engine(), security=security) as server:
+        for files, code in ((ours, 0), (other, 1), (None, 1)):
+            proof = ["--tls_cert", files.certificate, "--tls_key", files.key] if files else []
+            assert run(*HEALTH, server.address.port, *proof).code == code

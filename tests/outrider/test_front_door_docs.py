@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -34,9 +32,15 @@ def commands(page: Path, start: str) -> list[str]:
     return [re.split(r"\s+#", line)[0] for line in lines if line.startswith(start)]
 
 
-@contextmanager
-def endpoint(target: str) -> Iterator[str]:
-    """`outrider serve` in a process of its own; yields HOST:PORT."""
+@pytest.fixture(scope="module")
+def target() -> Iterator[str]:
+    with started("target") as process:
+        yield process.address
+
+
+@pytest.fixture(scope="module")
+def address(target: str) -> Iterator[str]:
+    """HOST:PORT of `outrider serve` in a process of its own."""
     command = role_command("serve", "--target_host", target, "--http_port", "0")
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=role_environment())
     try:
@@ -48,19 +52,7 @@ def endpoint(target: str) -> Iterator[str]:
         process.wait(WAIT)
 
 
-@pytest.fixture(scope="module")
-def target() -> Iterator[str]:
-    with started("target") as process:
-        yield process.address
-
-
-@pytest.fixture(scope="module")
-def address(target: str) -> Iterator[str]:
-    with endpoint(target) as listening:
-        yield listening
-
-
-def run(command: list[str], text: str = "") -> str:
+def run(command: Sequence[str | Path], text: str = "") -> str:
     done = subprocess.run(
         command, input=text, capture_output=True, text=True, timeout=WAIT, env=role_environment()
     )
@@ -69,33 +61,22 @@ def run(command: list[str], text: str = "") -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_curl_commands_are_answered(page: Path, address: str) -> None:
-    found = commands(page, "curl ")
-    assert found
-    for command in found:
+def test_the_curl_commands_are_answered_and_the_python_blocks_run(page: Path, address: str) -> None:
+    calls, programs = commands(page, "curl "), blocks(page, "python")
+    assert calls
+    assert programs
+    for command in calls:
         said = run(["bash", "-c", command.replace("127.0.0.1:8000", address) + " --fail"])
         assert '"choices"' in said
+    for program in programs:
+        assert run([sys.executable, "-c", program.replace("127.0.0.1:8000", address)]).strip()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_python_blocks_run(page: Path, address: str) -> None:
-    found = blocks(page, "python")
-    assert found
-    for block in found:
-        assert run([sys.executable, "-c", block.replace("127.0.0.1:8000", address)]).strip()
-
-
-def test_the_chat_answers(target: str) -> None:
+def test_the_installed_command_is_named_as_the_docs_name_it_and_the_chat_answers(
+    target: str,
+) -> None:
+    outrider = Path(sys.executable).parent / "outrider"
+    assert run([outrider, "--version"]).startswith("outrider ")
     (command,) = commands(ROOT / "README.md", "outrider chat")
     words = [*command.split()[1:], "--target_host", target]
-    assert run([sys.executable, "-m", "outrider", *words], "def main():\n").strip()
-
-
-def test_the_installed_command_is_named_as_the_docs_name_it() -> None:
-    said = subprocess.run(
-        [Path(sys.executable).parent / "outrider", "--version"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert said.stdout.startswith("outrider ")
+    assert run([outrider, *words], "def main():\n").strip()

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from urllib.request import Request, urlopen
 
 import pytest
@@ -22,7 +22,8 @@ PROMPT = "for x in range(10):\n    print("
 ONE_AFTER_ANOTHER = """
 import contextlib, io, json, sys
 from outrider.cli import main
-for words in json.load(sys.stdin):
+commands, sys.stdin = json.load(sys.stdin), io.StringIO("x\\n/exit\\n")
+for words in commands:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -55,42 +56,38 @@ def own_text(target: str, tokens: int) -> str:
         return engine.generate(PROMPT, max_tokens=tokens, temperature=0).text
 
 
-Ran = Callable[[list[list[str]]], list[Ended]]
-
-
-@pytest.fixture(scope="module")
-def ran(environment: dict[str, str]) -> Ran:
-    """Runs commands one after another in one process."""
-
-    def run(commands: list[list[str]]) -> list[Ended]:
-        done = subprocess.run(
-            [sys.executable, "-c", ONE_AFTER_ANOTHER],
-            env=environment,
-            input=json.dumps(commands),
-            capture_output=True,
-            text=True,
-            cwd="/",
-        )
-        ended = [Ended(*json.loads(line)) for line in done.stdout.splitlines()]
-        assert len(ended) == len(commands), done.stderr
-        return ended
-
-    return run
+def run(environment: dict[str, str], commands: list[list[str]]) -> list[Ended]:
+    """Run commands one after another in one process."""
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_AFTER_ANOTHER],
+        env=environment,
+        input=json.dumps(commands),
+        capture_output=True,
+        text=True,
+        cwd="/",
+    )
+    ended = [Ended(*json.loads(line)) for line in done.stdout.splitlines()]
+    assert len(ended) == len(commands), done.stderr
+    return ended
 
 
 NOTE = "draft: copied text only; a draft model needs pip install '.[torch]'\n"
 
 
-def test_commands_that_need_no_draft_model_work(target: str, ran: Ran) -> None:
+def test_commands_that_need_no_draft_model_work(target: str, environment: dict[str, str]) -> None:
     """Texts without a draft model are the target's own."""
-    flags = ["--target_host", target, "--prompt", PROMPT, "--max_tokens", "16", "--json"]
+    here = ["--target_host", target]
+    text = ["run", *here, "--prompt", PROMPT, "--max_tokens", "16", "--json", "--temperature", "0"]
     drafts: list[list[str]] = [[], ["--draft", "copy,beside"], ["--draft", "copy"]]
-    others = (["--help"], ["up"], ["doctor", "--target_host", target], ["list", "--json"])
-    texts = [["run", *flags, "--temperature", "0", *draft] for draft in drafts]
-    *made, shown, pairs, looked, listed = ran([*texts, *others])
-    for draft, text in zip(drafts, made, strict=True):
-        assert text.records[0]["text"] == own_text(target, 16)
-        assert text.err.count(NOTE) == (not draft)
+    health = ["doctor", "--health", "--port", target.rpartition(":")[2]]
+    others = ["--help"], ["up"], ["doctor", *here], ["list", "--json"], health
+    chat = ["chat", *here, "--max_new_tokens", "8"]
+    ended = run(environment, [*([*text, *draft] for draft in drafts), chat, *others])
+    for draft, made in zip(drafts, ended[:3], strict=True):
+        assert made.records[0]["text"] == own_text(target, 16)
+        assert made.err.count(NOTE) == (not draft)
+    chatted, shown, pairs, looked, listed, healthy = ended[3:]
+    assert (chatted.code, chatted.err.count(NOTE)) == (0, 1), chatted.err
     assert (shown.code, "chat" in shown.out) == (0, True)
     assert "needs torch or llama.cpp" in pairs.out
     assert "nothing fits" not in pairs.out
@@ -101,29 +98,7 @@ def test_commands_that_need_no_draft_model_work(target: str, ran: Ran) -> None:
     assert found["pairs"] == [["outrider-embedded-draft", "outrider-embedded-target"]]
     weights = (EMBEDDED / "draft" / "model.safetensors").stat().st_size
     assert 0 < found["models"][0]["parameters"] <= weights
-
-
-def test_a_chat_copies_text(target: str, environment: dict[str, str]) -> None:
-    words = ("chat", "--target_host", target, "--max_new_tokens", "8")
-    command = [sys.executable, "-m", "outrider", *words]
-    said = subprocess.run(
-        command, env=environment, input="x\n/exit\n", capture_output=True, text=True, cwd="/"
-    )
-    assert said.returncode == 0, said.stderr
-    assert said.stderr.count(NOTE) == 1
-
-
-def test_the_python_interface_makes_text(target: str, environment: dict[str, str]) -> None:
-    code = (
-        "import outrider\n"
-        f"with outrider.connect({target!r}) as engine:\n"
-        "    made = engine.generate('def main():', max_tokens=8, temperature=0)\n"
-        "    print(len(made.token_ids), engine.draft)"
-    )
-    made = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-    )
-    assert made.stdout == "8 copied text\n", made.stderr
+    assert healthy.code == 0, healthy.out
 
 
 @pytest.mark.parametrize("verb", [("serve",), ("up",)])
@@ -137,12 +112,9 @@ def test_the_endpoint_serves(
             assert process.stderr is not None
             line = next(line for line in process.stderr if line.startswith(SERVING))
             base = next(word for word in line.split() if word.startswith("http"))
-            asked = {"model": "", "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
-            request = Request(
-                f"{base}/completions",
-                json.dumps(asked).encode(),
-                {"Content-Type": "application/json"},
-            )
+            body = {"model": "", "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+            headers = {"Content-Type": "application/json"}
+            request = Request(f"{base}/completions", json.dumps(body).encode(), headers)
             with urlopen(request, timeout=30) as answer:
                 assert json.load(answer)["choices"][0]["text"] == own_text(target, 8)
         finally:
@@ -167,13 +139,15 @@ REFUSED = [
 """A command, and the extra that it needs."""
 
 
-def test_what_needs_an_extra_says_so_in_one_line_before_all_else(ran: Ran) -> None:
+def test_what_needs_an_extra_says_so_in_one_line_before_all_else(
+    environment: dict[str, str],
+) -> None:
     """Nobody listens where target clients look."""
     nowhere = ["--target_host", "127.0.0.1:1"]
     commands = [
         [*words.split(), *(nowhere if words.startswith(("run", "chat", "serve")) else [])]
         for words, _ in REFUSED
     ]
-    for (_, extra), ended in zip(REFUSED, ran(commands), strict=True):
+    for (_, extra), ended in zip(REFUSED, run(environment, commands), strict=True):
         assert len(ended.err.splitlines()) == 1
         ended.assert_failed(f"pip install '.[{extra}]'")

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import importlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
 import pytest
 
 import outrider
-from grpc_comm.server.server import BackgroundServer, Target
+from grpc_comm.server.server import BackgroundServer
 from grpc_comm.transport import Address, Endpoint
+from outrider import installation
 from outrider.cli import main
 from outrider.options.roles import ChatRole, TargetRole
 from outrider.target.target import load_target
@@ -40,104 +41,73 @@ def engine(target: outrider.RunningTarget) -> Iterator[outrider.Engine]:
         yield connected
 
 
-@pytest.fixture(scope="module")
-def alone(target: outrider.RunningTarget) -> Iterator[outrider.Engine]:
-    with outrider.connect(target.address, draft=False) as connected:
-        yield connected
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_a_text_with_a_draft_is_the_targets_own(
-    engine: outrider.Engine, alone: outrider.Engine, temperature: float
+def test_texts_of_several_threads_share_the_draft_and_are_the_targets_own(
+    engine: outrider.Engine, target: outrider.RunningTarget
 ) -> None:
-    asked: Any = {"max_tokens": 16, "temperature": temperature, "seed": 3}
-    drafted = engine.generate(PROMPT, **asked)
-    assert drafted.text == alone.generate(PROMPT, **asked).text
-    assert len(drafted.token_ids) == 16
+    def texts(engine: outrider.Engine) -> list[tuple[str, int]]:
+        def make(seed: int) -> tuple[str, int]:
+            text = engine.generate(PROMPT, max_tokens=16, temperature=seed / 5, seed=seed)
+            return text.text, len(text.token_ids)
+
+        with ThreadPoolExecutor(6) as pool:
+            return list(pool.map(make, range(6)))
+
+    with outrider.connect(target.address, draft=False) as alone:
+        own = texts(alone)
+    assert texts(engine) == own
+    assert {tokens for _, tokens in own} == {16}
 
 
-def test_several_threads_share_the_draft(engine: outrider.Engine, alone: outrider.Engine) -> None:
-    def make(seed: int) -> str:
-        return engine.generate(PROMPT, max_tokens=8, temperature=1.0, seed=seed).text
-
-    with ThreadPoolExecutor(6) as pool:
-        texts = list(pool.map(make, range(6)))
-    own = [alone.generate(PROMPT, max_tokens=8, temperature=1.0, seed=s).text for s in range(6)]
-    assert texts == own
-
-
-def test_a_streams_pieces_add_up_to_its_text(engine: outrider.Engine) -> None:
+def test_a_streams_pieces_add_up_to_its_text_and_one_that_is_left_ends(
+    engine: outrider.Engine,
+) -> None:
     with engine.stream(PROMPT, max_tokens=24, temperature=0) as stream:
         pieces = list(stream)
     assert "".join(piece.text for piece in pieces) == stream.result.text
     assert stream.result.text == engine.generate(PROMPT, max_tokens=24, temperature=0).text
-
-
-def test_a_stream_that_is_left_ends_its_text(engine: outrider.Engine) -> None:
     with engine.stream(PROMPT, max_tokens=900, temperature=0) as stream:
         next(stream)
+        assert repr(stream) == "CompletionStream(running)"
+        with pytest.raises(outrider.InvalidRequest):
+            assert stream.result
     for _ in stream:
         pass
     assert stream.result.finish_reason == "cancelled"
     assert len(stream.result.token_ids) < 900
 
 
-def test_an_unfinished_stream_has_no_result(engine: outrider.Engine) -> None:
-    with (
-        engine.stream(PROMPT, max_tokens=900, temperature=0) as stream,
-        pytest.raises(outrider.InvalidRequest),
-    ):
-        assert stream.result
-
-
-def test_a_chat_uses_the_models_template(engine: outrider.Engine) -> None:
+def test_a_prompt_may_be_the_messages_of_a_chat_token_ids_or_a_list_of_texts(
+    engine: outrider.Engine,
+) -> None:
     messages = [{"role": "system", "content": "code"}, {"role": "user", "content": PROMPT}]
     assert engine.chat(messages, max_tokens=12, temperature=0).text == (
         engine.generate("# code\n" + PROMPT, max_tokens=12, temperature=0).text
     )
+    ids = engine.generate(PROMPT, max_tokens=4).token_ids
+    assert engine.generate(list(ids), max_tokens=4).token_ids
+    prompts = ["def a():", "class B:", "x = 1"]
+    made = engine.generate(prompts, max_tokens=12, temperature=1.0, seed=5)
+    for index, (prompt, text) in enumerate(zip(prompts, made, strict=True)):
+        assert (text.index, text.prompt, text.seed) == (index, prompt, 5 + index)
+        alone = engine.generate(prompt, max_tokens=12, temperature=1.0, seed=5 + index)
+        assert text.text == alone.text
 
 
-def test_cost_and_energy_say_how_good_they_are(engine: outrider.Engine) -> None:
-    made = engine.generate(PROMPT, max_tokens=24, temperature=0)
+def test_a_text_is_short_in_a_notebook_and_says_how_good_its_cost_and_energy_are(
+    engine: outrider.Engine, target: outrider.RunningTarget
+) -> None:
+    made = engine.generate(PROMPT, max_tokens=60, temperature=0)
     assert made.cost.value is not None
     assert made.cost.value >= made.seconds * 3.6 / 3600 * 0.5
     assert made.cost.lower_bound  # nobody has stated the price of electricity
     assert made.energy.value == pytest.approx(10.0 * made.draft_seconds)
     drafted = made.draft_seconds > 0  # the target may be done before the first call
     assert made.energy.quality.name == ("ESTIMATED" if drafted else "MEASURED")
-
-
-def test_token_ids_are_a_prompt_too(engine: outrider.Engine) -> None:
-    ids = engine.generate(PROMPT, max_tokens=4).token_ids
-    assert engine.generate(list(ids), max_tokens=4).token_ids
-
-
-def test_a_list_of_prompts_gives_a_list_of_texts_each_with_its_own_seed(
-    engine: outrider.Engine,
-) -> None:
-    prompts = ["def a():", "class B:", "x = 1"]
-    made = engine.generate(prompts, max_tokens=12, temperature=1.0, seed=5)
-    alone = [
-        engine.generate(prompt, max_tokens=12, temperature=1.0, seed=5 + index)
-        for index, prompt in enumerate(prompts)
-    ]
-    assert [one.text for one in made] == [one.text for one in alone]
-    assert [(one.index, one.prompt, one.seed) for one in made] == [
-        (index, prompt, 5 + index) for index, prompt in enumerate(prompts)
-    ]
-
-
-def test_what_is_shown_in_a_notebook_is_short(
-    engine: outrider.Engine, target: outrider.RunningTarget
-) -> None:
-    made = engine.generate(PROMPT, max_tokens=60, temperature=0)
     assert len(made.text) > 100
     assert all(len(repr(shown)) < 120 for shown in (made, engine, target))
     assert "…" in repr(made)
     assert repr(made).endswith(", 60 tokens, 'length')")
     assert repr(engine) == f"Engine(model={engine.model!r}, draft={engine.draft!r})"
-    with engine.stream(PROMPT, max_tokens=4) as stream:
-        assert repr(stream) == "CompletionStream(running)"
 
 
 @pytest.mark.parametrize(
@@ -148,6 +118,12 @@ def test_what_is_shown_in_a_notebook_is_short(
         ([7, "a"], {}, ["a prompt is text"]),
         (["a", 1], {}, ["a prompt is text"]),
         ("a", {"max_token": 5}, ["max_token", "did you mean max_tokens?"]),
+        ("", {}, []),
+        ([], {}, []),
+        ([-1], {}, []),
+        ([10**9], {}, []),
+        ("x", {"temperature": -1.0}, []),
+        ("x = 1\n" * 2000, {}, []),
     ],
 )
 def test_a_mistake_in_a_call_is_named(
@@ -156,43 +132,21 @@ def test_a_mistake_in_a_call_is_named(
     assert_refused(lambda: engine.generate(prompt, **given), shown)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "given"),
-    [
-        ("", {}),
-        ([], {}),
-        ([-1], {}),
-        ([10**9], {}),
-        ("x", {"temperature": -1.0}),
-        ("x = 1\n" * 2000, {}),
-    ],
-)
-def test_what_cannot_be_made_is_refused(
-    engine: outrider.Engine, prompt: Any, given: dict[str, Any]
-) -> None:
-    assert_refused(lambda: engine.generate(prompt, **given), [])
-
-
 def test_a_misspelt_option_is_named_with_the_nearest_and_no_target_is_an_unavailable() -> None:
     misspelt: Any = {"token_fil": "x"}
     assert_refused(lambda: outrider.connect("127.0.0.1:1", **misspelt), ["token_file"])
     assert_refused(lambda: outrider.connect("127.0.0.1:1"), ["127.0.0.1:1"], outrider.Unavailable)
-
-
-@pytest.mark.parametrize("given", [{"metrics_port": 0}, {"prot": 0}])
-def test_an_option_that_a_target_in_this_process_does_not_have_is_refused(
-    given: dict[str, Any],
-) -> None:
-    assert_refused(
-        lambda: outrider.serve(**given), [f"serve() has no parameter {next(iter(given))}"]
-    )
+    options: tuple[Any, ...] = ({"metrics_port": 0}, {"prot": 0})
+    for given in options:
+        (name,) = given
+        assert_refused(partial(outrider.serve, **given), [f"no parameter {name}"])
 
 
 def test_keyword_arguments_are_those_of_flags_and_parameters() -> None:
     assert (ROOT / "outrider" / "keywords.py").read_text(encoding="utf-8") == module()
 
 
-def test_messages_go_to_the_log_and_not_to_the_programs_stderr(
+def test_messages_go_to_the_log_and_not_to_the_programs_stderr_but_for_a_commands(
     target: outrider.RunningTarget,
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
@@ -204,56 +158,43 @@ def test_messages_go_to_the_log_and_not_to_the_programs_stderr(
         engine.generate(PROMPT, max_tokens=4)
     assert capfd.readouterr() == ("", "")
     assert "loaded in" in caplog.text
-
-
-def test_a_command_in_a_program_that_serves_prints_all_the_same(
-    target: outrider.RunningTarget, capfd: pytest.CaptureFixture[str]
-) -> None:
     assert main(["run", PROMPT, "--target_host", target.address, "--max_new_tokens", "4"]) == 0
     assert "generated 4" in capfd.readouterr().err
 
 
-def test_the_module_shows_its_public_names_alone() -> None:
+def test_the_module_shows_its_public_names_and_no_module_takes_the_place_of_one() -> None:
     assert dir(outrider) == sorted(outrider.__all__)
-
-
-def test_every_public_name_exists_and_importing_needs_no_torch() -> None:
-    for name in outrider.__all__:
-        assert getattr(outrider, name) is not None
-    code = "import sys, outrider; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_no_module_takes_the_place_of_a_public_name() -> None:
+    assert all(getattr(outrider, name) is not None for name in outrider.__all__)
     modules = {module.name for module in iter_modules(outrider.__path__)}
     assert not modules & set(outrider.__all__)
 
 
+def test_another_projects_package_of_a_name_of_ours_is_named_before_it_is_imported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "strange").mkdir()
+    (tmp_path / "strange" / "__init__.py").write_text("raise AssertionError('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, owner in (("numpy", "numpy"), ("strange", "a folder `strange` on the import path")):
+        with pytest.raises(ImportError, match=f"{owner} replaces Outrider's package `{name}`"):
+            installation.check_top_level("inference", name)
+    monkeypatch.setattr(installation, "MARK", b"no such word")
+    with pytest.raises(ImportError, match="replaces Outrider's package `inference`"):
+        importlib.reload(outrider)
+
+
 # --- replicas
-
-
-@contextmanager
-def two_targets() -> Iterator[list[Target]]:
-    """The embedded target twice, each at its address."""
-    with ExitStack() as stack:
-        targets = [load_target(TargetRole(port=0, batch=2)) for _ in range(2)]
-        servers = [stack.enter_context(BackgroundServer(target)) for target in targets]
-        yield [
-            replace(target, address=server.address)
-            for target, server in zip(targets, servers, strict=True)
-        ]
 
 
 def test_texts_are_spread_over_replicas_and_those_of_one_key_stay_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("grpc_comm.client.replicas.GATHER_SECONDS", WAIT)
-    with (
-        two_targets() as targets,
-        outrider.connect(
-            ",".join(str(target.address) for target in targets), draft=False
-        ) as engine,
-    ):
+    with ExitStack() as stack:
+        targets = [load_target(TargetRole(port=0, batch=2)) for _ in range(2)]
+        servers = [stack.enter_context(BackgroundServer(target)) for target in targets]
+        addresses = ",".join(str(server.address) for server in servers)
+        engine = stack.enter_context(outrider.connect(addresses, draft=False))
 
         def sessions() -> list[float]:
             name = "vllm:request_queue_time_seconds_count"
@@ -268,8 +209,7 @@ def test_texts_are_spread_over_replicas_and_those_of_one_key_stay_together(
 
         texts = {generate("a") for _ in range(4)}
         assert sorted(sessions()) == [0, 4]
-        for number in range(12):
-            texts.add(generate(str(number)))
+        texts |= {generate(str(number)) for number in range(12)}
         assert min(sessions()) > 0
         assert len(texts) == 1
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
 
 import outrider
-from inference.errors import InvalidRequest
-from outrider.cli import main
-from outrider.models.catalog.models_here import ModelHere, models_below, published_models
+from outrider.models.catalog.models_here import ModelHere, published_models
 from outrider.models.catalog.pairs import (
     MachineFacts,
     choose_draft,
@@ -31,6 +29,8 @@ from outrider.models.catalog.pairs import (
 from outrider.models.found_model import EMBEDDED
 from outrider.options.roles import UpRole
 from outrider.target.spawn import role_environment
+from tests.support.commands import Run
+from tests.support.refusals import assert_refused
 
 LAPTOP = MachineFacts(16 * 10**9, 8)
 SMALL = MachineFacts(24 * 10**9, 2)
@@ -65,16 +65,16 @@ def test_a_pair_is_the_largest_that_a_machine_computes_quickly(
     assert draft in pair[1].name
 
 
-@pytest.mark.parametrize(
-    ("machine", "size"),
-    [
-        (MachineFacts(10**9, 2), ""),
-        (LAPTOP, "32b"),
-        (LAPTOP._replace(torch=False, llama_cpp=False), ""),
-    ],
-)
-def test_where_nothing_fits_no_pair_is_chosen(machine: MachineFacts, size: str) -> None:
-    assert choose_pair(short_names()[CODER], machine, size) is None
+def test_where_nothing_fits_nothing_is_chosen_and_a_draft_alone_is_the_smallest_quick_one() -> None:
+    tiny, bare = MachineFacts(10**9, 2), LAPTOP._replace(torch=False, llama_cpp=False)
+    for machine, size in ((tiny, ""), (LAPTOP, "32b"), (bare, "")):
+        assert choose_pair(short_names()[CODER], machine, size) is None
+    drafts = short_names()[CODER][:4]
+    for machine, gguf in ((SMALL, True), (GPU, False)):
+        chosen = choose_draft(drafts, machine)
+        assert chosen is not None
+        assert (chosen.gguf, chosen.millions) == (gguf, 494)
+    assert choose_draft(drafts, bare) is None
 
 
 def test_a_pair_here_needs_one_tokenizer_and_a_draft_of_half_the_size() -> None:
@@ -82,15 +82,6 @@ def test_a_pair_here_needs_one_tokenizer_and_a_draft_of_half_the_size() -> None:
     assert choose_pair([large, small], SMALL) == (large, small)
     assert choose_pair([large, small._replace(family="u")], SMALL) is None
     assert choose_pair([large, small._replace(parameters=3 * 10**9)], SMALL) is None
-
-
-def test_a_draft_alone_is_the_smallest_of_the_kind_that_is_quick_here() -> None:
-    drafts = short_names()[CODER][:4]
-    for machine, gguf in ((SMALL, True), (GPU, False)):
-        chosen = choose_draft(drafts, machine)
-        assert chosen is not None
-        assert (chosen.gguf, chosen.millions) == (gguf, 494)
-    assert choose_draft(drafts, SMALL._replace(torch=False, llama_cpp=False)) is None
 
 
 def test_a_name_belongs_to_the_longest_family_in_it() -> None:
@@ -108,57 +99,43 @@ def test_models_of_the_table_state_their_size_licence_and_tokenizer() -> None:
         assert bool(one.tokenizer) == one.gguf
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [("qwen2.5-codr", "did you mean qwen2.5-coder"), ("qwen3:7b", "has 1.7b, 4b, 8b")],
-)
-def test_another_name_is_answered_with_those_that_there_are(name: str, told: str) -> None:
-    with pytest.raises(InvalidRequest, match=re.escape(told)):
-        read_name(name)
+def test_another_name_is_answered_with_those_that_there_are_and_without_one_all_are_listed(
+    run: Run,
+) -> None:
+    assert_refused(lambda: read_name("qwen2.5-codr"), ["did you mean qwen2.5-coder"])
+    assert_refused(lambda: read_name("qwen3:7b"), ["has 1.7b, 4b, 8b"])
+    listed = run("up")
+    assert listed.code == 0
+    names = [line.split()[0] for line in listed.out.splitlines()[1:-1]]
+    assert names == ["embedded", *short_names()]
 
 
-def test_without_a_name_the_names_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["up"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:-1]] == ["embedded", *short_names()]
-
-
-@pytest.fixture
-def without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub that nobody answers for, and an empty cache."""
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+def test_a_pair_that_is_not_here_is_refused_with_what_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")  # a hub without an answer
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-
-
-@pytest.mark.usefixtures("without_network")
-def test_without_network_and_models_the_error_names_what_is_needed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["up", CODER, "--http_port", "0"]) == 1
-    *_, line = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert all(word in line for word in ("1.5", "0.5", "GB", "--directory"))
-
-
-def test_a_directory_without_a_pair_is_refused_with_what_is_needed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    run("up", CODER, "--http_port", "0").assert_failed("1.5", "0.5", "GB", "--directory")
     shutil.copytree(EMBEDDED / "draft", tmp_path / "draft")
-    assert main(["up", "--directory", str(tmp_path), "--http_port", "0"]) == 1
-    assert "a target and a draft" in capsys.readouterr().err
-
-
-def test_models_may_not_be_named_twice() -> None:
-    with pytest.raises(InvalidRequest, match="--draft_model is for outrider serve"):
-        UpRole(name=CODER, draft_model="elsewhere")
-
-
-def test_another_model_at_the_target_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    alone = run("up", "--directory", tmp_path, "--http_port", "0")
+    alone.assert_failed("a target and a draft")
     with outrider.serve(port=0, batch=1) as target:
-        words = ["up", "qwen3", "--target_host", target.address, "--http_port", "0"]
-        assert main(words) == 1
-    assert "the target serves outrider-embedded-target, not qwen3" in capsys.readouterr().err
+        other = run("up", "qwen3", "--target_host", target.address, "--http_port", "0")
+    other.assert_failed("the target serves outrider-embedded-target, not qwen3")
+    twice = partial(UpRole, name=CODER, draft_model="elsewhere")
+    assert_refused(twice, ["--draft_model is for outrider serve"])
+
+
+def test_the_draft_alone_is_chosen_for_what_the_target_serves(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_arguments: None)
+    with outrider.serve(port=0) as target:
+        ended = run("up", "embedded", "--target_host", target.address, "--http_port", "0")
+    lines = [line for line in ended.err.splitlines() if line.startswith(("target: ", "draft: "))]
+    models = [line.split()[1].rstrip(",") for line in lines]
+    assert models == ["outrider-embedded-target", "outrider-embedded-draft"]
 
 
 def begun(*words: str) -> subprocess.Popen[str]:
@@ -193,36 +170,20 @@ def assert_nothing_is_left(process: subprocess.Popen[str]) -> None:
     raise AssertionError("a process is left")
 
 
-def answer(page: str) -> str:
-    body = {"prompt": "def main():", "max_tokens": 8}
-    asked = urllib.request.Request(
-        f"{page}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(asked, timeout=60) as got:
-        return str(json.load(got)["choices"][0]["text"])
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> str:
-    """A directory with a pair."""
-    for part in ("draft", "target"):
-        shutil.copytree(EMBEDDED / part, tmp_path / part)
-    assert len(list(models_below([tmp_path]))) == 2
-    return str(tmp_path)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="groups of processes are POSIX's")
-@pytest.mark.parametrize("by_name", [True, pytest.param(False, marks=pytest.mark.extended)])
-def test_a_pair_answers_over_http_and_leaves_nothing(by_name: bool, folder: str) -> None:
-    process = begun("embedded") if by_name else begun("--directory", folder)
+def test_a_pair_answers_over_http_and_leaves_nothing(tmp_path: Path) -> None:
+    for model in ("draft", "target"):
+        shutil.copytree(EMBEDDED / model, tmp_path / model)
+    process = begun("--directory", str(tmp_path))
     page = until(process, "chat page: ")
     assert page.startswith("http://127.0.0.1:")
-    assert answer(page)
-    if by_name:
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal sends Ctrl-C
-    else:
-        process.send_signal(signal.SIGTERM)
+    body = json.dumps({"prompt": "def main():", "max_tokens": 8}).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{page}/v1/completions", body, headers)
+    with urllib.request.urlopen(request, timeout=60) as response:
+        assert json.load(response)["choices"][0]["text"]
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal sends Ctrl-C
     assert_nothing_is_left(process)
 
 
@@ -234,14 +195,3 @@ def test_a_pair_that_is_stopped_while_it_starts_leaves_nothing() -> None:
     process.send_signal(signal.SIGTERM)
     assert_nothing_is_left(process)
     assert process.returncode == 130
-
-
-@pytest.mark.slow
-def test_the_draft_alone_is_chosen_for_what_the_target_serves() -> None:
-    with outrider.serve(port=0) as target:
-        process = begun("embedded", "--target_host", target.address)
-        assert "outrider-embedded-target" in until(process, "target: ")
-        assert "outrider-embedded-draft" in until(process, "draft: ")
-        assert answer(until(process, "chat page: "))
-        process.send_signal(signal.SIGINT)
-        assert_nothing_is_left(process)

@@ -17,63 +17,47 @@ from itertools import combinations
 
 from tests.simulate.plan import FAULTS, draw, shrink
 from tests.simulate.plants import PLANTS, planted
-from tests.simulate.world import Result, run
+from tests.simulate.world import run
 
 PROGRESS_SECONDS = 15.0
 TOGETHER_SECONDS = 20.0
 """Faults that begin within so many seconds meet."""
 
 
-class Campaign:
-    """Sums over the seeds of a campaign."""
-
-    def __init__(self) -> None:
-        self.seeds = self.texts = self.tokens = self.faults = 0
-        self.simulated, self.failed = 0.0, list[int]()
-        self.pairs, self.outcomes = set[frozenset[str]](), Counter[str]()
-
-    def add(self, result: Result) -> None:
-        self.seeds += 1
-        self.texts += len(result.texts)
-        self.tokens += sum(len(text.tokens) for text in result.texts)
-        self.faults += len(result.plan.faults)
-        self.simulated += result.seconds
-        self.outcomes.update(text.outcome or "gone with its client" for text in result.texts)
-        if result.failures:
-            self.failed.append(result.plan.seed)
-        for (at, one), (later, other) in combinations(result.happened, 2):
-            if abs(later - at) < TOGETHER_SECONDS and one != other:
-                self.pairs.add(frozenset({one, other}))
-
-    def summary(self, seconds: float) -> str:
-        """Return the campaign's figures in words."""
-        every = len(FAULTS) * (len(FAULTS) - 1) // 2
-        ends = ", ".join(f"{what} {times}" for what, times in self.outcomes.most_common())
-        return (
-            f"{self.seeds} seeds, {len(self.failed)} failed {self.failed[:20]}; {self.texts} texts "
-            f"({ends}), {self.tokens} tokens, {self.faults} faults, {len(self.pairs)} of {every} "
-            f"pairs of faults; {self.simulated / 3600:.1f} h simulated in {seconds:.0f} s of CPU"
-        )
-
-
 def many(seeds: range, fault: str) -> int:
-    """Run seeds; print what fails, and how far it is."""
-    campaign, told, began = Campaign(), time.monotonic(), time.process_time()
+    """Run seeds; print what fails, how far it is, and the campaign's figures."""
+    sums, ends, pairs = Counter[str](), Counter[str](), set[frozenset[str]]()
+    simulated, failed, told, began = 0.0, list[int](), time.monotonic(), time.process_time()
     for seed in seeds:
         with planted(fault):
             result = run(draw(seed))
-        campaign.add(result)
+        tokens = sum(len(text.tokens) for text in result.texts)
+        faults = len(result.plan.faults)
+        sums.update(seeds=1, texts=len(result.texts), tokens=tokens, faults=faults)
+        ends.update(text.outcome or "gone with its client" for text in result.texts)
+        pairs |= {
+            frozenset({one, other})
+            for (at, one), (later, other) in combinations(result.happened, 2)
+            if abs(later - at) < TOGETHER_SECONDS and one != other
+        }
+        simulated += result.seconds
         if result.failures:
+            failed.append(seed)
             print(f"seed {seed}: {result.failures[0][:300]}", flush=True)
             if fault:
                 break
         if time.monotonic() - told > PROGRESS_SECONDS:
             told = time.monotonic()
-            print(f"... {campaign.seeds} of {len(seeds)}", file=sys.stderr, flush=True)
-    print(campaign.summary(time.process_time() - began))
-    if campaign.failed and not fault:
+            print(f"... {sums['seeds']} of {len(seeds)}", file=sys.stderr, flush=True)
+    every = len(FAULTS) * (len(FAULTS) - 1) // 2
+    print(
+        f"{len(failed)} failed {failed[:20]}; {dict(sums)}; ends: {dict(ends.most_common())}; "
+        f"{len(pairs)} of {every} pairs of faults; {simulated / 3600:.1f} h simulated in "
+        f"{time.process_time() - began:.0f} s of CPU"
+    )
+    if failed and not fault:
         print("to test a seed from now on, add it to DEFECTS in tests/simulate/test_simulator.py")
-    return int(bool(campaign.failed))
+    return int(bool(failed))
 
 
 def one(seed: int, fault: str, *, trace: bool, smaller: bool) -> int:

@@ -128,16 +128,24 @@ def _longest_gap(text: Text, plan: Plan) -> float:
 
 
 def rates(texts: Sequence[Text], alone: Sequence[Text], plan: Plan) -> Iterator[str]:
-    """Yield texts whose drafts made them slower than the promise, over any WINDOW tokens.
+    """Yield texts whose drafts made them slower than the promise, over any WINDOW tokens in which
+    as many prompts were read: reading one delays others, and drafts may change who opens first.
 
     alone: the same texts, made by root-only forwards
     """
     for text, other in zip(texts, alone, strict=True):
         for first in range(0, len(text.came) - WINDOW, 8):
-            took, most = (one.came[first + WINDOW] - one.came[first] for one in (text, other))
-            if PROMISE * took > most + 2 * plan.forward:
+            spans = [(one.came[first], one.came[first + WINDOW]) for one in (text, other)]
+            took, most = (end - begin for begin, end in spans)
+            is_slow = PROMISE * took > most + 2 * plan.forward
+            if is_slow and _begun(texts, spans[0]) == _begun(alone, spans[1]):
                 yield f"{text} takes {took:.2f} s for {WINDOW} tokens, and alone {most:.2f} s"
                 break
+
+
+def _begun(texts: Sequence[Text], span: tuple[float, float]) -> int:
+    """Return how many texts' first tokens came within a span of time."""
+    return sum(span[0] < text.came[0] <= span[1] for text in texts if text.came)
 
 
 def leaks(targets: Sequence[TargetProcess]) -> Iterator[str]:

@@ -28,13 +28,13 @@ from inference.times_file import StoredTimes
 from outrider.client.drafting import Rows
 from outrider.text.completion import Completion, Request, Show, complete
 from tests.simulate.endpoint_texts import LETTERS, Endpoint
-from tests.simulate.grammars import KINDS, grammars_of
 from tests.simulate.hostile_client import Hostile
 from tests.simulate.kernel import Fiber, Kernel, Process
 from tests.simulate.memory import reachable
 from tests.simulate.network import Network
 from tests.simulate.plan import ClientPlan, Plan, TextPlan
 from tests.simulate.scripted_drafts import TimedDraft, Watched, knowledge
+from tests.simulate.target_process import KINDS, grammars_of
 from tests.simulate.threads import Event, Thread
 from tests.support.exact import own_scores, own_text
 from tests.support.scripted import RULED, skilled
@@ -146,7 +146,7 @@ class Client:
     def _live(self) -> None:
         self._kernel.sleep(self.plan.starts)
         if self.plan.hostile:
-            Hostile(self.plan, self._network, self._addresses).rage()
+            Hostile(self.plan, self._world.kinds, self._network, self._addresses).rage()
             for text in self.texts:
                 text.outcome = "hostile"
         elif connection := self._connected():

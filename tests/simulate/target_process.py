@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from inference.engine.engine import Engine
 from inference.engine.prefix_cache import CacheRow
 from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
-from tests.simulate.grammars import grammars_of
+from inference.text.grammar import Grammars
 from tests.simulate.kernel import Kernel, Process, kernel
 from tests.simulate.network import Network
 from tests.simulate.plan import MOST_SESSIONS, TENANTS, Plan
@@ -28,14 +28,31 @@ from tests.simulate.scripted_drafts import TimedDraft, knowledge
 from tests.support.clock import Clock
 from tests.support.exact import VOCABULARY, Exact
 from tests.support.hostile import keys_file
-from tests.support.scripted import skilled
+from tests.support.scripted import END, RULED, scripted_grammars, skilled
 from tests.support.wire_fixtures import describe
 
 LONGEST, MOST_NODES = 512, 16
 PORT = 7000
 
+KINDS = END + 1
+"""Tokens of a target whose tokens are characters: it takes a grammar."""
+
 DRAFTED = 2
 """Sessions that the draft beside a target serves at once. It may remember them a while."""
+
+
+@cache
+def _checked_grammars() -> Grammars:
+    """A check is another process, so it happens before a simulation begins."""
+    grammars = scripted_grammars()
+    assert RULED.grammar is not None
+    grammars.check(RULED.grammar)
+    return grammars
+
+
+def grammars_of(kinds: int) -> Grammars | None:
+    """Return the grammars of a target that chooses among so many tokens."""
+    return _checked_grammars() if kinds == KINDS else None
 
 
 class Sleeping(Clock):

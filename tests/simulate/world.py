@@ -11,12 +11,11 @@ from pathlib import Path
 from tests.simulate import checks
 from tests.simulate.client_process import Client, Text
 from tests.simulate.faults import Weather
-from tests.simulate.grammars import grammars_of
 from tests.simulate.kernel import Kernel, Process, Stuck
 from tests.simulate.network import Network
 from tests.simulate.plan import TENANTS, Plan
 from tests.simulate.seam import installed
-from tests.simulate.target_process import TargetProcess, write_keys
+from tests.simulate.target_process import TargetProcess, grammars_of, write_keys
 from tests.simulate.wiretap import Wiretap
 from tests.support.hostile import token_of, write_file
 

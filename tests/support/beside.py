@@ -15,6 +15,7 @@ from inference.backends.eager import EagerModel
 from inference.backends.eagle_model import EagleModel, FeatureSequence
 from inference.backends.graphs.compiled import CompiledModel
 from inference.backends.graphs.fused import FusedModel
+from inference.backends.substitute_model import SharedCacheModel, SharedSequence
 from inference.drafters.growing_proposer import Draft
 from inference.engine.colocated.drafter import ColocatedDrafter
 from inference.engine.colocated.graph_rounds import GraphRounds
@@ -34,6 +35,9 @@ from tests.support.pairs import knowledge
 
 FORWARD, CALL = 0.010, 0.001
 """Seconds of a forward of the target and of a call of its draft."""
+
+OWN = 128
+"""Slots of candidates in a row of the target's own layers."""
 
 
 class TimedTarget(EagerModel):
@@ -92,6 +96,36 @@ def head_beside(head: Path, rows: int = 2) -> Engine:
     model.clock = clock
     draft = Draft(model, sequence=partial(FeatureSequence, target))
     return engine_beside(target, draft, TUNING.room, clock)
+
+
+class TimedShared(SharedCacheModel):
+    """A draft on the cache of its target, which it only reads. Its calls take CALL."""
+
+    ranked = 0
+
+    def __init__(self, decoder: Decoder, target: EagerModel, clock: Clock) -> None:
+        super().__init__(decoder, target, slots=OWN, max_nodes=64)
+        self._clock = clock
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        self.ranked += 1
+        self._clock.now += CALL
+        before = [cache.clone() for cache in self.target_cache.tensors]
+        answer = super().rank(segments, k)
+        assert all(map(torch.equal, before, self.target_cache.tensors))
+        return answer
+
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
+        raise AssertionError("a prompt is computed for it")
+
+
+def layers_beside(clock: Clock | None = None, rows: int = 2) -> tuple[Engine, TimedShared]:
+    """An engine with its target's own layers beside it."""
+    clock = clock or Clock()
+    target = TimedTarget(pairs.decoder(1), clock, rows)
+    shared = TimedShared(pairs.decoder(1), target, clock)
+    draft = Draft(shared, sequence=partial(SharedSequence, OWN))
+    return engine_beside(target, draft, OWN, clock), shared
 
 
 def fused(

@@ -52,16 +52,6 @@ class Case:
     kept: tuple[int, ...] = ()
     masked: bool = False
 
-    def __str__(self) -> str:
-        words = [
-            "stateful" if self.stateful else "verify",
-            self.bucket.name,
-            str(self.dtype).removeprefix("torch."),
-            self.family,
-            *(["features"] if self.kept else []),
-        ]
-        return " ".join(words)
-
     @property
     def bucket(self) -> Bucket:
         picks = 1 if self.prefill else self.nodes
@@ -156,12 +146,6 @@ class RoundCase:
     rows: int = 2
     dtype: torch.dtype = torch.float32
 
-    def __str__(self) -> str:
-        return (
-            f"{'stateful' if self.stateful else 'caller writes'} {self.bucket.name} "
-            f"{str(self.dtype).removeprefix('torch.')}"
-        )
-
     @property
     def bucket(self) -> RoundBucket:
         return RoundBucket.of(Branches(self.branches), self.rows, SLOTS, JUNK, sampled=self.sampled)
@@ -189,15 +173,9 @@ class RoundCase:
         return RoundGraph(target, draft, own, drafted, self.bucket.shape)
 
     def inputs(self, seed: int) -> dict[str, Tensor]:
-        """A busy call; texts lie in other rows of the draft than of the target."""
-        inputs = self._random_inputs(seed)
-        for name in ("slots", "draft_slots"):
-            inputs[name] = scattered(self.rows, inputs[name].shape[1], SLOTS, seed)
-        inputs["draft_rows"] = inputs["rows"].flip(0)
-        return inputs
-
-    def _random_inputs(self, seed: int) -> dict[str, Tensor]:
-        """Random entries above a random context; every second row has a pending token."""
+        """Random entries above a random context; every second row has a pending token. Texts lie in
+        other rows of the draft than of the target.
+        """
         rng, shape, rows = np.random.default_rng(seed), self.bucket.shape, self.rows
         tree, inner, pending = blank_tree(shape), shape.inner, (np.arange(rows) + seed) % 2
         below = np.zeros((rows, 1 + inner, 1 + inner), dtype=np.int32)
@@ -214,12 +192,15 @@ class RoundCase:
             "draft_positions": entry,
             "draft_context_mask": rng.random((rows, 1, SLOTS)) < rng.random(),
             "draft_tree_mask": below,
-            "rows": rng.permutation(rows),
+            "rows": (target_rows := rng.permutation(rows)),
+            "draft_rows": target_rows[::-1],
         }
         inputs = round_inputs(self.bucket) | {
             name: torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32))
             for name, array in drawn.items()
         }
+        for name in ("slots", "draft_slots"):
+            inputs[name] = scattered(rows, inputs[name].shape[1], SLOTS, seed)
         if self.sampled:
             params = [SAMPLINGS[(row + seed) % len(SAMPLINGS)] for row in range(rows)]
             inputs |= Sampling.of(params, torch.device("cpu"))._asdict()

@@ -35,7 +35,7 @@ __or__ __lshift__ __rshift__ logical_and logical_or logical_not _to_copy clone c
 full_like fill masked_fill constant_pad_nd repeat floor round sign ones_like zeros_like
 exp log log1p expm1 rsqrt sqrt sigmoid tanh silu gelu sin cos pow erf amax amin sum mean
 argmax cumsum any all max min prod _softmax _log_softmax mm bmm addmm baddbmm topk embedding
-index_select gather index scatter index_put index_copy all_reduce all_gather
+index_select gather index scatter index_put index_copy
 """
 KNOWN = frozenset(_LISTED.split())
 """Operations that neuronx-cc lists (`neuronx-cc list-operators`), beside views."""
@@ -210,23 +210,6 @@ def rank_graph(config: ModelConfig, spec: CompileSpec, device: str = "meta") -> 
 
 
 def _native_layers(ranks: int) -> Any:
-    named = torch.ops.outrider
-    among = Collectives(ranks, named.all_reduce, lambda x: named.all_gather(x, ranks))
+    """Layers whose collectives have their parts from the one rank that is there."""
+    among = Collectives(ranks, torch.clone, lambda x: torch.cat([x] * ranks))
     return rank_layers(ALONE if ranks == 1 else among)
-
-
-def _all_gather(x: Tensor, ranks: int) -> Tensor:
-    return x.new_empty((len(x) * ranks, *x.shape[1:]))
-
-
-def _collectives() -> Any:
-    """The collectives as operations of torch, on the meta device."""
-    library: Any = torch.library.Library("outrider", "DEF")
-    library.define("all_reduce(Tensor x) -> Tensor")
-    library.define("all_gather(Tensor x, int ranks) -> Tensor")
-    library.impl("all_reduce", torch.empty_like, "Meta")
-    library.impl("all_gather", _all_gather, "Meta")
-    return library
-
-
-_LIBRARY = _collectives()  # its operations are there while it is held

@@ -16,10 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Chosen, LogProbs, Ranked, Scoring, Segment
-from inference.engine.batch_runner import EngineEvent, Evicted, Prefilled
 from inference.engine.colocated.drafter import ColocatedDrafter
 from inference.engine.engine import Engine
-from inference.engine.forward import Commit, Forward
 from inference.engine.sessions.session import Session
 from inference.order import Decode, End, TokenLogProb
 from inference.proposer import Nodes
@@ -222,28 +220,6 @@ class Exact(HandModel):
         rows = [scores(text, token, scoring.likeliest, self.kinds) for text, token in pairs]
         values, ids, likeliest = (np.array(part) for part in zip(*rows, strict=True))
         return LogProbs(values.astype(np.float32), ids.astype(np.int32), likeliest)
-
-
-class Recorder:
-    """What an engine does from now on, in order."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.forwards: list[Forward] = []
-        self.commits: list[tuple[Session, Commit]] = []
-        self.reused: list[int] = []
-        self.evictions: list[Session] = []
-        engine.listeners.append(self)
-
-    def __call__(self, event: EngineEvent) -> None:
-        match event:
-            case Forward():
-                self.forwards.append(event)
-            case Prefilled(_, opened):
-                self.reused.append(opened.reused_tokens)
-            case Commit():
-                self.commits.append((event.session, event))
-            case Evicted(session):
-                self.evictions.append(session)
 
 
 def exact_engine(

@@ -75,6 +75,7 @@ class Cuda:
     recording: dict[int, int] = field(default_factory=dict)  # pool -> captures under way
     users: dict[int, int] = field(default_factory=dict)  # pool -> graphs that have its memory
     captures: int = 0
+    replays: int = 0
     pools: int = 0
     handles: set[int] = field(default_factory=set)  # threads with a cuBLAS handle
     local: threading.local = field(default_factory=threading.local)
@@ -155,6 +156,7 @@ class Graph:
 
     def replay(self) -> None:
         assert self.ended, "a graph that was not captured is replayed"
+        self.cuda.replays += 1
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> Cuda:

@@ -63,7 +63,7 @@ class Neuron:
     foreign_package: bool = False
     compiler_fails: str = ""
     compiler_dies: int = 0  # so many times, and gives no reason
-    stalls_at: str = ""  # the graph at which the compiler never ends
+    broken_at: str = ""  # the graph at which the user interrupts the build
     layout_changes: bool = True  # the compiler has a better layout of weights than the given one
     compiled: list[str] = field(default_factory=list)  # graphs that the compiler was run for
     versions: dict[str, str] = field(default_factory=lambda: dict(VERSIONS))

@@ -5,13 +5,10 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-import re
-import shlex
 import threading
 import types
 import uuid
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,15 +19,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.support.fake_ranks import Group, as_rank
+from tests.support.fake_ranks import assign, on_ranks
 
 BOUNDARY = (torch.int32, torch.float32)
-_LISTED = (
-    "--target --lnc --logical-nc-config --model-type --auto-cast --auto-cast-type --optlevel "
-    "--enable-saturate-infinity --enable-mixed-precision-accumulation --tensorizer-options "
-    "--disable-mixed-precision-accumulation --internal-hlo2tensorizer-options --verbose"
-)
-FLAGS = frozenset(_LISTED.split())
 
 
 class Finite(TorchDispatchMode):
@@ -91,18 +82,6 @@ def check_outputs(outputs: Any) -> None:
     for tensor in tree_leaves(outputs):
         if tensor.dtype not in (*BOUNDARY, torch.bfloat16):
             raise TypeError(f"a graph returns {tensor.dtype}: int32 and float32 are read")
-
-
-def check_flags(arguments: str | None, device: bool) -> None:
-    if arguments is None:
-        raise RuntimeError("the flags must be explicit: defaults differ between SDKs")
-    words = shlex.split(arguments.replace("--target ", "--target="))
-    given = {word.split("=")[0] for word in words}
-    if "--target" not in given and not device:
-        raise RuntimeError("If you want to compile on CPU, please supply compiler argument target")
-    unknown = [word for word in given if word not in FLAGS and not re.fullmatch(r"-O[123]", word)]
-    if unknown or "--auto-cast=none" not in words or not given & {"--lnc", "--logical-nc-config"}:
-        raise RuntimeError(f"neuronx-cc: bad or missing flags in {arguments!r} ({unknown})")
 
 
 @dataclass
@@ -200,12 +179,8 @@ class NxDModel:
 
     def _load(self, graph: Traced, rank: int) -> nn.Module:
         module, weights = copy.deepcopy(graph.module), (self._weights or [])[rank]
-        for name, parameter in module.named_parameters():
-            parameter.data = weights[name]
-        for name, _ in list(module.named_buffers()):
-            if name not in graph.states:
-                owner, _, leaf = name.rpartition(".")
-                setattr(module.get_submodule(owner), leaf, weights[name])
+        held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        assign(module, {name: weights[name] for name in held.keys() - graph.states.keys()})
         return module
 
     def read_from_neuron_buffer(self, buffer_key: str, rank: int) -> Tensor:
@@ -232,35 +207,15 @@ class NxDModel:
             self._running.release()
 
     def _execute(self, tag: str, inputs: dict[str, Tensor]) -> Any:
-        group = Group(self.world_size)
-
-        def rank_main(rank: int) -> Any:
+        def main(rank: int) -> Any:
             module, states = self._loaded[tag, rank], self.states[rank]
-            for name in self._graphs[tag].states:
-                owner, _, leaf = name.rpartition(".")
-                setattr(module.get_submodule(owner), leaf, states[name])
-            try:
-                with (
-                    as_rank(rank, group),
-                    torch.no_grad(),
-                    Finite(),
-                    no_in_place(module) as changed,
-                ):
-                    out = module(**{name: tensor.clone() for name, tensor in inputs.items()})
-            except BaseException:
-                group.abort()
-                raise
+            assign(module, {name: states[name] for name in self._graphs[tag].states})
+            with torch.no_grad(), Finite(), no_in_place(module) as changed:
+                out = module(**{name: tensor.clone() for name, tensor in inputs.items()})
             states.update(changed)
             return out
 
-        if self.world_size == 1:
-            return rank_main(0)
-        with ThreadPoolExecutor(self.world_size) as pool:
-            outs = list(pool.map(rank_main, range(self.world_size)))
-        first, *others = (tree_leaves(out) for out in outs)
-        for other in others:
-            assert all(map(torch.equal, first, other)), "ranks disagree: rank 0's is returned"
-        return outs[0]
+        return on_ranks(self.world_size, main)
 
     __call__ = forward
 

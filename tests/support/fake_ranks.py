@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 
 class Group:
@@ -33,9 +35,6 @@ class Group:
         parts = running.parts[_here.step]
         return [parts[rank] for rank in range(running.size)]
 
-    def abort(self) -> None:
-        self.barrier.abort()
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:
         return self
 
@@ -56,8 +55,38 @@ def as_rank(rank: int, group: Group) -> Iterator[None]:
     _here.rank, _here.group, _here.step = rank, group, 0
     try:
         yield
+    except BaseException:
+        group.barrier.abort()
+        raise
     finally:
         _here.rank = None
+
+
+def on_ranks(size: int, main: Callable[[int], Any]) -> Any:
+    """Run every rank in a thread. Returns what rank 0 returns, and all others with it."""
+    group = Group(size)
+
+    def run(rank: int) -> Any:
+        with as_rank(rank, group):
+            return main(rank)
+
+    with ThreadPoolExecutor(size) as pool:
+        outs = list(pool.map(run, range(size)))
+    first, *others = (tree_leaves(out) for out in outs)
+    for other in others:
+        assert all(map(torch.equal, first, other)), "ranks disagree: rank 0's is returned"
+    return outs[0]
+
+
+def assign(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put tensors in the place of the parameters and buffers of these names."""
+    for name, tensor in tensors.items():
+        owner, _, leaf = name.rpartition(".")
+        place = getattr(module.get_submodule(owner), leaf)
+        if isinstance(place, nn.Parameter):
+            place.data = tensor
+        else:
+            setattr(module.get_submodule(owner), leaf, tensor)
 
 
 class NxDParallelState:
@@ -175,22 +204,8 @@ def get_tensor_model_parallel_group(as_list: bool = False) -> Group:
     return current_group()
 
 
-@contextmanager
-def init_on_device(device: torch.device) -> Iterator[None]:
-    register = nn.Module.register_parameter
-
-    def moved(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None:
-            axis = getattr(parameter, "partition_axis", None)
-            parameter = nn.Parameter(parameter.to(device), requires_grad=False)
-            parameter.partition_axis = axis  # type: ignore[attr-defined]
-        register(module, name, parameter)
-
-    nn.Module.register_parameter = moved  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+def init_on_device(device: torch.device) -> Any:
+    return device  # a context, in which tensors are made on it
 
 
 def shard_checkpoint(

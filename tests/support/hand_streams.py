@@ -137,10 +137,6 @@ def go(base: int) -> pb.ClientMessage:
     return pb.ClientMessage(go=pb.Go(base=base))
 
 
-def ack(length: int) -> pb.ClientMessage:
-    return pb.ClientMessage(ack=pb.Ack(length=length))
-
-
 @contextmanager
 def draining(server: BackgroundServer, grace: float = WAIT) -> Iterator[None]:
     stopping = threading.Thread(target=server.stop, args=(grace,))

@@ -6,13 +6,10 @@ import hashlib
 import json
 import socket
 import struct
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
-
-import grpc
 
 from grpc_comm.client.connection import connect
 from grpc_comm.client.remote_session import RemoteSession
@@ -22,36 +19,11 @@ from grpc_comm.translate import PROTOCOL_VERSION
 from grpc_comm.transport import Address
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from tests.support.wire_fixtures import WAIT, candidates, chain_of, decode_to, opening, rest
+from tests.support.wire_fixtures import WAIT, candidates, decode_to, opening, rest
 
-SESSION, DESCRIBE = "/outrider.v1.Target/Session", "/outrider.v1.Target/Describe"
+SESSION = "/outrider.v1.Target/Session"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-LINGER_SECONDS = 0.01
 SECRET = "token-that-nobody-may-see"
-
-ENDINGS = frozenset(
-    {
-        grpc.StatusCode.OK,
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.FAILED_PRECONDITION,
-        grpc.StatusCode.NOT_FOUND,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-    }
-)
-"""Codes that a call may end with, whatever was sent."""
-
-RIGHT = [
-    decode_to(20),
-    decode_to(40, pace=pb.Decode.WAIT),
-    decode_to(60, credit=9, stop_ids=[33]),
-    chain_of([4, 5, 6]),
-    chain_of([4, 9, 5], parents=[0, 0, 2]),
-    chain_of([6, 7], base=4, first=3),
-    pb.ClientMessage(ack=pb.Ack(length=3)),
-    pb.ClientMessage(go=pb.Go(base=2)),
-    pb.ClientMessage(heartbeat=pb.Heartbeat()),
-]
-"""What a client may say once [1, 2, 3] is open, in any order."""
 
 
 def keys_file(path: Path, **limits: dict[str, int]) -> Path:
@@ -83,22 +55,6 @@ def known_as(name: str, folder: Path) -> SecurityOptions:
     path = folder / f"{name}.token"
     write_file(path, token_of(name))
     return SecurityOptions(token_file=path)
-
-
-def converse(
-    channel: grpc.Channel, messages: Sequence[bytes]
-) -> tuple[grpc.StatusCode, list[bytes]]:
-    """Say all of it at once; the code, and the answers."""
-
-    def said() -> Iterator[bytes]:
-        yield from messages
-        time.sleep(LINGER_SECONDS)
-
-    stream: Any = channel.stream_stream(SESSION)
-    call, answers = stream(said(), timeout=3 * WAIT), list[bytes]()
-    with suppress(grpc.RpcError):
-        answers.extend(call)
-    return call.code(), answers
 
 
 class Neighbour:
@@ -153,22 +109,6 @@ class RawPeer:
         """A message, or the beginning of one of `announced` bytes."""
         prefix = struct.pack(">BI", 0, len(message) if announced is None else announced)
         self.socket.sendall(frame(0, 0, 1, prefix + message))
-
-    def window(self, size: int) -> None:
-        for stream in (0, 1):
-            self.socket.sendall(frame(8, 0, stream, struct.pack(">I", size)))
-
-    def messages(self, tokens: int) -> list[pb.ServerMessage]:
-        """What comes, until it holds so many tokens."""
-        data, said = b"", list[pb.ServerMessage]()
-        for kind, _, _, payload in self._frames():
-            data += payload if kind == 0 else b""
-            while len(data) >= 5 + (size := int.from_bytes(data[1:5], "big")):
-                said.append(pb.ServerMessage.FromString(data[5 : 5 + size]))
-                data = data[5 + size :]
-            if sum(len(one.tokens.ids) for one in said) >= tokens:
-                return said
-        raise AssertionError("the other side hung up")
 
     def ended(self) -> bool:
         """Whether the other side ends connection or stream in time."""

@@ -71,9 +71,7 @@ def fused_spec_of(draft: Path, ranks: int) -> CompileSpec:
         rounds,
     )
     alone = (verify_bucket(ROWS, TREE, JUNK, JUNK, sampled=True), MASKED)
-    return CompileSpec(
-        "tiny", "trn1", VOCABULARY, alone, ROWS, LENGTH, TREE, "float32", ranks, fused=part
-    )
+    return replace(spec_of(ranks, alone), fused=part)
 
 
 def source_of(checkpoint: Path) -> Source:

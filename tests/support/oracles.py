@@ -118,15 +118,19 @@ class RuleOracle:
 
     def choice(self, text: Sequence[int], logits: Tensor) -> int:
         """Return the token behind a text, in float64."""
-        from transformers import MinPLogitsWarper
+        from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
         params, scores = self._params, self.adjusted(text, logits.double())
         if params.greedy:
             return int(scores.argmax())
-        scores = scores / params.temperature
+        scores, texts = scores[None] / params.temperature, torch.LongTensor([text])
         if params.min_p:
-            texts = torch.LongTensor([text])
-            scores = MinPLogitsWarper(params.min_p)(texts, scores[None])[0]
+            scores = MinPLogitsWarper(params.min_p)(texts, scores)
+        if params.top_k:
+            scores = TopKLogitsWarper(params.top_k)(texts, scores)
+        if params.top_p < 1:
+            scores = TopPLogitsWarper(params.top_p)(texts, scores)
+        (scores,) = scores
         if params.truncated:
             scores[scores.argsort(descending=True, stable=True)[CANDIDATES:]] = EXCLUDED
         noise = [gumbel(params.seed, len(text), token) for token in range(len(scores))]

@@ -9,6 +9,7 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
+import llguidance
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -30,10 +31,10 @@ from inference.text.grammar import Grammars
 from inference.times import Times
 from tests.support.equality import NearTies, assert_same_text
 from tests.support.models import random_decoder
+from tests.support.oracles import RuleOracle
 
 VOCABULARY = 290
 SEQUENCE_LENGTH = 512
-
 
 STOP = 0
 """The id that ends a text."""
@@ -54,6 +55,11 @@ def tokenizer() -> Tokenizer:
 
 def grammars() -> Grammars:
     return Grammars(tokenizer().to_str(), VOCABULARY, [STOP])
+
+
+def rule_oracle(begin: int, params: SamplingParams) -> RuleOracle:
+    reader = llguidance.LLTokenizer(tokenizer().to_str(), n_vocab=VOCABULARY, eos_token=[STOP])
+    return RuleOracle(reader, begin, params)
 
 
 def raw_config(layers: int = 2) -> dict[str, Any]:
@@ -82,11 +88,14 @@ def decoder(seed: int, layers: int = 2) -> Decoder:
 
 def perturbed(seed: int, amount: float) -> Decoder:
     """The decoder of this seed with noise on every weight: a draft that agrees often."""
-    model = decoder(seed)
-    generator = torch.Generator().manual_seed(seed + 1)
-    for parameter in model.parameters():
+    return nudged(decoder(seed), amount, seed + 1)
+
+
+def nudged(decoder: Decoder, amount: float = 0.03, seed: int = 3) -> Decoder:
+    draft, generator = copy.deepcopy(decoder), torch.Generator().manual_seed(seed)
+    for parameter in draft.parameters():
         parameter.data += amount * torch.randn(parameter.shape, generator=generator)
-    return model
+    return draft
 
 
 def engine(
@@ -124,13 +133,6 @@ def proposers_of(draft: str, pace: Pace) -> list[Proposer]:
         return []
     model = perturbed(1, 0.02) if draft == "close" else decoder(2)
     return [rounds(model) if pace is Pace.WAIT else growing(model)]
-
-
-def nudged(decoder: Decoder, amount: float = 0.03) -> Decoder:
-    draft, generator = copy.deepcopy(decoder), torch.Generator().manual_seed(3)
-    for parameter in draft.parameters():
-        parameter.data += amount * torch.randn(parameter.shape, generator=generator)
-    return draft
 
 
 def growing(

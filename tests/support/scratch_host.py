@@ -3,19 +3,17 @@
 What is written there is gone with it. Programs that would act on the machine are stand-ins which
 note how they were called. It needs root and Linux; `scratch_host` skips the test without them.
 
-Files of hosts are read without systemd or a container daemon: units and Dockerfiles.
+Units of hosts are read without systemd.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import re
-import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +27,8 @@ from tests.support.repository import ROOT
 
 CALLS = "/var/log/calls"
 IMAGE_VENV = "/opt/image_venv"
+PINNED = {"torch_neuronx": "2.9.0.2.15.32035", "transformers": "4.57.1"}
+"""Packages of an image whose versions pip sees."""
 _PATH = "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ENTER = """set -e
 mount -t tmpfs scratch "$1"
@@ -99,6 +99,12 @@ class ScratchHost:
             text=True,
         )
 
+    def boot(self, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run user data, as cloud-init does. pip has no index to ask."""
+        self.write("/var/lib/cloud/user-data", script, 0o700)
+        offline = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": "/dev/null"}
+        return self.run("/var/lib/cloud/user-data", **offline, **environment)
+
     def calls(self, program: str) -> list[str]:
         noted = self.root / CALLS.lstrip("/")
         lines = noted.read_text().splitlines() if noted.exists() else []
@@ -163,67 +169,22 @@ def build_wheel(directory: Path) -> Path:
     return wheel
 
 
-def _variables(pairs: str) -> dict[str, str]:
+Unit = Mapping[str, list[str]]
+"""The settings of a unit; one may stand several times."""
+
+
+def read_unit(path: Path) -> Unit:
+    unit = defaultdict[str, list[str]](list)
+    for line in path.read_text().splitlines():
+        name, is_setting, value = line.partition("=")
+        if is_setting and not line.startswith("#"):
+            unit[name].append(value)
+    return unit
+
+
+def variables(pairs: str) -> dict[str, str]:
     """The values of NAME=VALUE NAME=VALUE."""
-    return {name: value for name, _, value in (pair.partition("=") for pair in pairs.split())}
-
-
-@dataclass(frozen=True)
-class UnitFile:
-    """The settings of a unit, in their order; one may stand several times."""
-
-    settings: tuple[tuple[str, str], ...]
-
-    def all(self, name: str) -> list[str]:
-        return [value for key, value in self.settings if key == name]
-
-    def one(self, name: str) -> str:
-        (value,) = self.all(name)
-        return value
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """What Environment= sets."""
-        return _variables(" ".join(self.all("Environment")))
-
-    def command(self, name: str, variables: dict[str, str]) -> list[str]:
-        """The words of ExecStart= or another command, with ${NAME} replaced."""
-        text = self.one(name).lstrip("+-@:!")
-        for variable, value in variables.items():
-            text = text.replace(f"${{{variable}}}", value)
-        return shlex.split(text)
-
-
-def read_unit(path: Path) -> UnitFile:
-    lines = path.read_text().splitlines()
-    pairs = (line.partition("=") for line in lines if "=" in line and not line.startswith("#"))
-    return UnitFile(tuple((name, value) for name, _, value in pairs))
-
-
-@dataclass(frozen=True)
-class Dockerfile:
-    """The instructions of the last stage, in their order."""
-
-    instructions: tuple[tuple[str, str], ...]
-
-    def last(self, name: str) -> str:
-        return [value for key, value in self.instructions if key == name][-1]
-
-    def words(self, name: str) -> list[str]:
-        """The words of an instruction in exec form; of HEALTHCHECK, of its command."""
-        found: list[str] = json.loads(re.search(r"\[.*\]", self.last(name))[0])  # type: ignore[index]
-        return found
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return _variables(self.last("ENV"))
-
-
-def read_dockerfile(path: Path) -> Dockerfile:
-    text = re.sub(r"^#.*\n", "", path.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
-    lines = [line.split(maxsplit=1) for line in text.splitlines() if line.strip()]
-    start = max(at for at, (name, _) in enumerate(lines) if name == "FROM")
-    return Dockerfile(tuple((name, value) for name, value in lines[start:]))
+    return dict(pair.split("=", 1) for pair in pairs.split())
 
 
 DIGEST = "0123456789abcdef" * 4

@@ -121,15 +121,9 @@ def drop_impossible(items: list[pytest.Item]) -> None:
 
 def shuffle(items: list[pytest.Item], seed: int) -> None:
     """Order files at random, and the tests of each, which share its fixtures."""
-    files: defaultdict[Path, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        files[item.path].append(item)
     dice = random.Random(seed)
-    order = sorted(files)
-    dice.shuffle(order)
-    for path in order:
-        dice.shuffle(files[path])
-    items[:] = [item for path in order for item in files[path]]
+    places = {path: dice.random() for path in sorted({item.path for item in items})}
+    items.sort(key=lambda item: (places[item.path], dice.random()))
 
 
 class Meter:

@@ -24,7 +24,7 @@ import torch_xla  # type: ignore[import-not-found]
 from torch_xla.debug import metrics  # type: ignore[import-not-found]
 
 from inference.model.graphs.round_graph import idle_inputs
-from inference.model.graphs.verify_graph import VerifyGraph, copy_inputs, example_inputs
+from inference.model.graphs.verify_graph import VerifyGraph, copy_inputs
 from tests.support.buckets import CASES, ROUND_CASES, Case, RoundCase, state_of
 
 # fmt: off
@@ -121,14 +121,9 @@ def check_rules(found: Hlo, sorts: int, scatters: int) -> None:
     assert found.opcodes.keys() <= ALLOWED
     assert (found.opcodes["scatter"], found.opcodes["sort"]) == (scatters, sorts)
     assert "<=" not in found.text  # as bounded, dynamic sizes are written
-    wide = [
-        line.strip()
-        for line in found.text.splitlines()
-        if re.search(r"\b([su]64|f64|c64)\[", line) and "HloModule" not in line
-    ]
-    assert [
-        line for line in wide if not any(re.search("= " + allowed, line) for allowed in WIDE)
-    ] == []
+    wide = re.findall(r"^.*\b(?:[su]64|f64|c64)\[.*$", found.text, re.MULTILINE)
+    tolerated = re.compile("= (?:" + "|".join(WIDE) + ")|HloModule")
+    assert [line.strip() for line in wide if not tolerated.search(line)] == []
 
 
 def check_text(found: Hlo, case: Case) -> None:
@@ -145,34 +140,13 @@ def check_text(found: Hlo, case: Case) -> None:
         )
 
 
-def test_masks_are_parameters_whose_values_the_text_does_not_hold() -> None:
-    case = Case(stateful=True, sampled=False, nodes=8, rows=2)
-    idle, busy = (
-        lower(case.graph(), inputs) for inputs in (example_inputs(case.bucket), case.inputs(0))
-    )
-    assert shape_of(idle.text) == shape_of(busy.text)
-    assert not idle.results[1].equal(busy.results[1])
-
-
-def shape_of(text: str) -> str:
-    """The text without the numbers that count modules and instructions."""
-    return re.sub(r"(?<=[\w-])\.\d+|\bp\d+|(?<=HloModule )\S+", "", text)
-
-
-def test_a_division_in_place_of_a_shift_is_seen() -> None:
-    device = torch_xla.device()
-    words = torch.tensor([-5, 7], dtype=torch.int32).to(device)
-    torch_xla.sync()
-    assert "divide(" in torch_xla._XLAC._get_xla_tensors_hlo(
-        [words >> 1]
-    )  # why choice.py shifts by tensors
-
-
 # --- rounds
 
 
 @pytest.mark.parametrize("case", [case for case in ROUND_CASES if case.stateful], ids=str)
-def test_a_round_lowers_to_allowed_operations_and_equals_eager(case: RoundCase) -> None:
+def test_a_round_and_its_draft_alone_lower_to_allowed_operations_and_equal_eager(
+    case: RoundCase,
+) -> None:
     levels, tolerance = len(case.branches), TOLERANCE[case.dtype]
     answer, *caches = results_of(case.graph(), case.inputs(0))
     found = lower(case.graph(), case.inputs(0))
@@ -182,9 +156,5 @@ def test_a_round_lowers_to_allowed_operations_and_equals_eager(case: RoundCase) 
             torch.testing.assert_close(one, cache, atol=tolerance, rtol=tolerance)
     else:
         assert case.dtype == torch.bfloat16
-
-
-def test_the_draft_alone_lowers_to_allowed_operations() -> None:
-    case = next(case for case in ROUND_CASES if case.stateful and case.sampled)
-    found = lower(case.graph(), idle_inputs(case.draft_bucket))
-    check_rules(found, 0, len(state_of(case.graph())))
+    if case.sampled:
+        check_rules(lower(case.graph(), idle_inputs(case.draft_bucket)), 0, len(caches))

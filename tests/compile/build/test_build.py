@@ -21,7 +21,7 @@ from compile.build.cpu import InProcesses
 from compile.plan.buckets import first_graphs
 from compile.spec import CompileSpec
 from inference.errors import BadArtifact, UnsupportedModel
-from inference.files.artifact import MANIFEST, Bucket, check_files, read_manifest
+from inference.files.artifact import Bucket, check_files, read_manifest
 from tests.support.artifacts import SIZES, FakeBuilder, build, small_spec
 from tests.support.commands import Run
 from tests.support.refusals import assert_refused
@@ -31,39 +31,37 @@ NAMES = [bucket.name for bucket in small_spec().buckets]
 EVERYTHING = ["weights", *NAMES, "joint"]
 
 
-def test_a_built_directory_is_an_artefact_of_what_was_asked(tmp_path: Path) -> None:
-    builder = FakeBuilder()
-    manifest = build(tmp_path / "out", builder)
+def test_a_built_directory_is_an_artefact_of_what_was_asked_and_is_left_as_it_is(
+    tmp_path: Path,
+) -> None:
+    builder, said = FakeBuilder(), list[str]()
+    manifest = build(tmp_path / "out", builder, say=said.append)
     assert builder.asked == EVERYTHING
     assert read_manifest(tmp_path / "out") == manifest
     check_files(tmp_path / "out", manifest)
     graphs = {f"graphs/{name}.bin" for name in [*NAMES, "joint"]}
     assert manifest.files.keys() == {"config.json", "tokenizer.json", "weights/all.bin"} | graphs
     assert (manifest.capacity, manifest.rows, manifest.stop_ids) == (128, 2, (2,))
-
-
-def test_a_model_without_graphs_is_refused_and_what_serves_it_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "gpt_oss"}')
-    shown = ["'gpt_oss'", "supported are llama", "--backend transformers", "vLLM-Neuron"]
-    assert_refused(lambda: read_source(tmp_path), shown, UnsupportedModel)
-
-
-def test_a_finished_artefact_is_left_as_it_is(tmp_path: Path) -> None:
-    first, builder, said = build(tmp_path / "out"), FakeBuilder(), list[str]()
-    again = build(tmp_path / "out", builder, say=said.append)
-    assert builder.asked == []
-    assert again.digest() == first.digest()
+    assert said[2] == f"[2/{len(EVERYTHING)}] {NAMES[0]} ..."
+    assert said[3].startswith(f"[2/{len(EVERYTHING)}] {NAMES[0]}: 0.")
+    assert len(said) == 2 * len(EVERYTHING)
+    again, said = FakeBuilder(), list[str]()
+    assert build(tmp_path / "out", again, say=said.append).digest() == manifest.digest()
+    assert again.asked == []
     assert said == [
         f"[{index}/{len(EVERYTHING)}] {name}: already built"
         for index, name in enumerate(EVERYTHING, 1)
     ]
 
 
-def test_a_build_that_was_broken_off_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_build_that_was_broken_off_has_no_manifest_and_goes_on_where_it_stopped(
+    tmp_path: Path,
+) -> None:
+    build(tmp_path / "out")
     with pytest.raises(KeyboardInterrupt):
-        build(tmp_path / "out", FakeBuilder(broken=NAMES[2]))
-    assert not (tmp_path / "out" / MANIFEST).exists()
-    builder = FakeBuilder()
+        build(tmp_path / "out", FakeBuilder(version="2", broken=NAMES[2]))
+    assert_refused(lambda: read_manifest(tmp_path / "out"), ["not finished"], BadArtifact)
+    builder = FakeBuilder(version="2")
     manifest = build(tmp_path / "out", builder)
     assert builder.asked == [*NAMES[2:], "joint"]
     assert manifest.files == build(tmp_path / "fresh").files
@@ -76,6 +74,10 @@ def test_only_what_changed_is_built_again(tmp_path: Path) -> None:
     builder = FakeBuilder()
     check_files(tmp_path / "out", build(tmp_path / "out", builder))
     assert builder.asked == ["weights", NAMES[1]]
+    (tmp_path / "checkpoint" / "generation_config.json").write_text('{"eos_token_id": 5}')
+    builder = FakeBuilder()
+    assert "generation_config.json" in build(tmp_path / "out", builder).files
+    assert builder.asked == ["weights", "joint"]
 
 
 def test_the_first_graphs_serve_while_the_others_are_added_and_are_not_built_again(
@@ -126,69 +128,43 @@ def test_a_compiler_that_changes_its_flags_under_way_does_not_change_the_artefac
     assert builder.asked == []
 
 
-def test_another_generation_config_is_copied_without_compiling(tmp_path: Path) -> None:
-    build(tmp_path / "out")
-    (tmp_path / "checkpoint" / "generation_config.json").write_text('{"eos_token_id": 5}')
-    builder = FakeBuilder()
-    assert "generation_config.json" in build(tmp_path / "out", builder).files
-    assert builder.asked == ["weights", "joint"]
-
-
-def test_a_directory_that_is_being_rebuilt_has_no_manifest(tmp_path: Path) -> None:
-    build(tmp_path / "out")
-    with pytest.raises(KeyboardInterrupt):
-        build(tmp_path / "out", FakeBuilder(version="2", broken=NAMES[0]))
-    assert_refused(lambda: read_manifest(tmp_path / "out"), ["not finished"], BadArtifact)
-
-
-def test_a_builder_that_names_a_file_it_did_not_write_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_built_is_refused(tmp_path: Path) -> None:
     class Forgetful(FakeBuilder):
         def finish(self, directory: Path, buckets: Any) -> list[str]:
             return ["graphs/none.bin"]
 
-    builder, out = Forgetful(), tmp_path / "out"
-    assert_refused(lambda: build(out, builder), ["joint", "graphs/none.bin"], BadArtifact)
+    forgetting = partial(build, tmp_path / "out", Forgetful())
+    assert_refused(forgetting, ["joint", "graphs/none.bin"], BadArtifact)
+    (tmp_path / "file").write_text("a file")
+    assert_refused(lambda: build(tmp_path / "file"), [str(tmp_path / "file")])
+    (tmp_path / "config.json").write_text('{"model_type": "gpt_oss"}')
+    shown = ["'gpt_oss'", "supported are llama", "--backend transformers", "vLLM-Neuron"]
+    assert_refused(lambda: read_source(tmp_path), shown, UnsupportedModel)
 
 
-def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("a file")
-    assert_refused(lambda: build(tmp_path / "out"), [str(tmp_path / "out")])
-
-
-def test_a_second_build_into_a_directory_is_refused_with_the_number_of_the_first(
+def test_a_second_build_into_a_directory_is_refused_until_the_first_was_killed_or_failed(
     tmp_path: Path,
 ) -> None:
-    """The second starts in the middle of the first, and leaves what that one makes alone."""
-
-    class Twice(FakeBuilder):
-        def build(self, bucket: Bucket, directory: Path) -> list[str]:
-            told = [str(tmp_path / "out"), f"by process {os.getpid()} on "]
-            assert_refused(lambda: build(tmp_path / "out", FakeBuilder(version="2")), told)
-            build(tmp_path / "elsewhere")
-            return super().build(bucket, directory)
-
-    manifest = build(tmp_path / "out", Twice())
-    check_files(tmp_path / "out", manifest)
-    assert build(tmp_path / "out").digest() == manifest.digest()
-
-
-def test_the_lock_of_a_build_that_was_killed_or_failed_is_free(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
+    manifest = build(tmp_path / "out")
     code = (
         "import time; from pathlib import Path; from inference.files.writing import locked\n"
         f"with locked(Path({str(tmp_path / 'out')!r})): "
         "print('held', flush=True); time.sleep(60)"
     )
     command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
-        assert_refused(lambda: build(tmp_path / "out"), [f"by process {other.pid} on "])
-        other.kill()
-        other.wait()
-        with pytest.raises(KeyboardInterrupt):
-            build(tmp_path / "out", FakeBuilder(broken=NAMES[0]))
-        build(tmp_path / "out")
+    second = FakeBuilder(version="2")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "held\n"
+        told = [str(tmp_path / "out"), f"by process {first.pid} on "]
+        assert_refused(lambda: build(tmp_path / "out", second), told)
+        check_files(tmp_path / "out", manifest)
+        assert second.asked == []
+        first.kill()
+        first.wait()
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "out", FakeBuilder(version="2", broken=NAMES[0]))
+    build(tmp_path / "out", second)
 
 
 def test_the_command_line_builds_pushes_and_pulls(
@@ -217,14 +193,6 @@ def test_the_command_line_builds_pushes_and_pulls(
     assert run(*pull, manifest.digest(), "--out", taken).code == 0
     assert read_manifest(Path(taken)) == manifest
     run(*pull, "0" * 64, "--out", tmp_path / "other").assert_failed("manifests/")
-
-
-def test_a_line_says_when_a_stage_starts_and_when_it_ends(tmp_path: Path) -> None:
-    said: list[str] = []
-    build(tmp_path / "out", say=said.append)
-    assert said[2] == f"[2/{len(EVERYTHING)}] {NAMES[0]} ..."
-    assert said[3].startswith(f"[2/{len(EVERYTHING)}] {NAMES[0]}: 0.")
-    assert len(said) == 2 * len(EVERYTHING)
 
 
 def test_the_live_progress_leaves_a_line_for_each_stage(

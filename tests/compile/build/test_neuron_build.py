@@ -9,25 +9,38 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from compile.builders import neuron_artifact
-from compile.neuron.builder import NeuronBuilder
-from compile.neuron.compiler import OVERRIDE, compiler_flags, render
+from compile.neuron.builder import NeuronBuilder, graph_flags, hot_graph
+from compile.neuron.compiler import (
+    OVERRIDE,
+    NeffCache,
+    compiler_flags,
+    hlo_digest,
+    render,
+    unit_key,
+)
+from compile.plan import memory
+from compile.store import DiskObjects
 from inference.backends.neuron import sdk as neuron_sdk
+from inference.backends.neuron.loading import load_neuron
 from inference.backends.neuron.model import COPY, FILL, PACKAGE
 from inference.errors import BadArtifact, MissingExtra
-from inference.files.artifact import check_files
+from inference.files.artifact import Bucket, check_files
 from inference.text.tokenizer import Tokenizer
 from tests.support.commands import Run
+from tests.support.fake_build import Lowering
 from tests.support.fake_neuron import VERSIONS, Neuron
-from tests.support.neuron_artifacts import FEW, ROWS, TREE, build, spec_of
+from tests.support.neuron_artifacts import FEW, MORE, ROWS, TREE, build, spec_of
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 
@@ -65,14 +78,7 @@ def test_an_artefact_has_weights_by_rank_one_package_and_a_record_of_each_graph(
     }
 
 
-def test_a_flag_whose_value_has_blanks_stays_one_flag() -> None:
-    value = "--enable-ccop-compute-overlap --cc-pipeline-tiling-factor=2"
-    spec = spec_of(compiler_flags={"--tensorizer-options": value})
-    words = shlex.split(render(compiler_flags(spec, 1)))
-    assert f"--tensorizer-options={value}" in words
-
-
-def test_flags_are_explicit_and_the_specs_come_last() -> None:
+def test_flags_are_explicit_the_specs_come_last_and_prompts_are_compiled_at_o1() -> None:
     assert render(compiler_flags(spec_of(), 1)) == (
         "--target trn1 --lnc=1 --model-type=transformer --auto-cast=none "
         "--enable-saturate-infinity -O2"
@@ -83,6 +89,15 @@ def test_flags_are_explicit_and_the_specs_come_last() -> None:
         "--enable-saturate-infinity -O1"
     )
     assert_refused(lambda: compiler_flags(spec_of(compiler_flags={"--lnc": "2"}), 1), ["--lnc"])
+    value = "--enable-ccop-compute-overlap --cc-pipeline-tiling-factor=2"
+    blanks = spec_of(compiler_flags={"--tensorizer-options": value})
+    assert f"--tensorizer-options={value}" in shlex.split(render(compiler_flags(blanks, 1)))
+    for spec, levels in (
+        (spec_of(), ["-O2", "-O1"]),
+        (spec_of(compiler_flags={"--optlevel": "3"}), ["-O3", "-O3"]),
+    ):
+        flags = [graph_flags(compiler_flags(spec, 1), spec, bucket) for bucket in FEW]
+        assert [render(each).split()[-1] for each in flags] == levels
 
 
 def test_a_graph_whose_compiler_died_without_a_reason_is_compiled_once_more(
@@ -94,24 +109,27 @@ def test_a_graph_whose_compiler_died_without_a_reason_is_compiled_once_more(
     assert len(neuron.compiled) == len({*neuron.compiled})
 
 
-def test_a_compiler_that_dies_twice_ends_the_build_and_keeps_its_files(
-    neuron: Neuron, checkpoint: Path, tmp_path: Path
-) -> None:
-    neuron.compiler_dies = 2
-    with pytest.raises(BadArtifact, match="neuronx-cc failed with 70") as failure:
+@pytest.mark.parametrize(
+    ("fails", "words", "is_repeated"),
+    [
+        ({"compiler_dies": 2}, "neuronx-cc failed with 70", True),
+        (
+            {"compiler_fails": "[NCC_EVRF007] too many instructions\nmore"},
+            "[NCC_EVRF007] too many instructions",
+            False,
+        ),
+    ],
+)
+def test_a_compiler_that_dies_twice_or_gives_its_reason_ends_the_build_and_keeps_its_files(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], fails: dict[str, Any], words: str, is_repeated: bool,
+) -> None:  # fmt: skip
+    neuron = Neuron(**fails).install(monkeypatch, packages)
+    with pytest.raises(BadArtifact, match=re.escape(words)) as failure:
         build(tmp_path / "a", checkpoint, spec_of(1))
     assert Path(str(failure.value).rsplit(" ", 1)[1]).is_dir()
     assert (neuron.compiler_dies, neuron.compiled) == (0, [])
-
-
-def test_a_compiler_that_gave_its_reason_is_passed_on_and_not_run_again(
-    neuron: Neuron, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    neuron.compiler_fails = "[NCC_EVRF007] too many instructions\nmore"
-    with pytest.raises(BadArtifact, match=r"\[NCC_EVRF007\] too many instructions") as failure:
-        build(tmp_path / "a", checkpoint, spec_of(1))
-    assert Path(str(failure.value).rsplit(" ", 1)[1]).is_dir()
-    assert "once more" not in capsys.readouterr().err
+    assert ("once more" in capsys.readouterr().err) == is_repeated
 
 
 def test_an_artefact_that_matches_is_used_and_another_one_announced_and_built(
@@ -131,34 +149,126 @@ def test_an_artefact_that_matches_is_used_and_another_one_announced_and_built(
     assert find(other, model, tmp_path / "cache") != first
 
 
+# --- what is compiled once: after a kill, for a new graph, on other machines
+
+NAMES = [bucket.name for bucket in MORE]
+
+
+def hot(buckets: Sequence[Bucket]) -> str:
+    graph = hot_graph(spec_of(1, buckets))
+    assert graph is not None
+    return graph.name
+
+
+def test_a_build_that_is_broken_off_goes_on_with_the_graph_it_was_at_with_any_number_of_compilers(
+    neuron: Neuron, checkpoint: Path, tmp_path: Path
+) -> None:
+    neuron.broken_at = NAMES[5]
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "a", checkpoint, spec_of(1, MORE), partial(NeuronBuilder, workers=1))
+    # the graph that the weights are laid out for is the first
+    assert neuron.compiled == [hot(MORE), "layout_opt", *NAMES[:5]]
+    neuron.broken_at, neuron.compiled = "", []
+    manifest = build(
+        tmp_path / "a", checkpoint, spec_of(1, MORE), partial(NeuronBuilder, workers=3)
+    )
+    rest = [name for name in NAMES[5:] if name != hot(MORE)]
+    assert sorted(neuron.compiled) == sorted([*rest, COPY, FILL])
+    check_files(tmp_path / "a", manifest)
+    load_neuron(tmp_path / "a", manifest, lambda line: None)
+
+
+def test_only_a_graph_that_is_new_or_was_spoilt_in_the_cache_is_compiled(
+    neuron: Neuron, packages: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    build(tmp_path / "a", checkpoint, spec_of(1))
+    for log in (packages / "cache" / "outrider" / "neuron_graphs").glob("*/log-neuron-cc.txt"):
+        if "prefill" in log.read_text():
+            (log.parent / "graph.neff").write_text("{}")
+    neuron.compiled = []
+    build(tmp_path / "b", checkpoint, spec_of(1))
+    assert neuron.compiled == [FEW[1].name]
+    neuron.compiled = []
+    manifest = build(tmp_path / "b", checkpoint, spec_of(1, (MORE[0], *FEW)))
+    assert neuron.compiled == [NAMES[0]]
+    load_neuron(tmp_path / "b", manifest, lambda line: None)
+
+
+def test_another_machine_takes_the_graphs_from_the_store(
+    neuron: Neuron, checkpoint: Path, tmp_path: Path
+) -> None:
+    for machine in ("one", "two"):
+        cache = NeffCache(tmp_path / machine, DiskObjects(tmp_path / "store"))
+        builder = partial(NeuronBuilder, cache=cache)
+        build(tmp_path / f"artefact-{machine}", checkpoint, spec_of(1), builder)
+    beside = 3  # the layout, copying and noise
+    assert len(neuron.compiled) == len(set(neuron.compiled)) == len(FEW) + beside
+
+
+@pytest.mark.parametrize(("target", "changes"), [("trn1", True), ("inf2", False)])
+def test_weights_are_laid_out_for_the_largest_tree_whatever_is_added_later(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path,
+    target: str, changes: bool,
+) -> None:  # fmt: skip
+    neuron = Neuron(layout_changes=changes).install(monkeypatch, packages)
+    manifest = build(tmp_path / "a", checkpoint, spec_of(1, target=target))
+    (packages / "product_name").write_text(f"{target}.2xlarge\n")
+    assert ("layout_opt" in neuron.compiled) == changes
+    assert neuron.compiled[0] == hot(FEW) == hot(MORE) == hot(MORE[3:]) == FEW[0].name
+    load_neuron(tmp_path / "a", manifest, lambda line: None)
+
+
+def test_the_key_follows_what_is_computed_and_not_how_it_was_counted() -> None:
+    lowering, operations = Lowering(), [("parameter", "f32[2]"), ("add", "f32[2]")]
+    one, again = lowering.module(operations), lowering.module(operations)
+    assert one.SerializeToString() != again.SerializeToString()
+    assert hlo_digest(one) == hlo_digest(again)
+    other = lowering.module([("parameter", "f32[2]"), ("multiply", "f32[2]")])
+    turned = lowering.module(operations)
+    turned.computations[0].instructions[1].operand_ids[:] = []
+    marked = lowering.module(operations)
+    marked.frontend_attributes.map["transposable_weight_idx"] = "0"
+    assert len({hlo_digest(each) for each in (one, other, turned, marked)}) == 4
+    others = [("graph", "-O2", "2.26"), ("layout", "-O2", "2.26")]
+    others += [("graph", "-O1", "2.26"), ("graph", "-O2", "2.27")]
+    assert len({unit_key(kind, one, flags, version) for kind, flags, version in others}) == 4
+
+
+def test_as_many_compilers_run_as_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    gib = 1 << 30
+    monkeypatch.setattr(memory, "free_memory", lambda: 40 * gib)
+    assert memory.workers_within(8, 16 * gib) == 2
+    assert memory.workers_within(1, 16 * gib) == 1
+    monkeypatch.setattr(memory, "free_memory", lambda: gib)
+    assert memory.workers_within(8, 16 * gib) == 1
+    assert 0 < memory.processors() <= (os.cpu_count() or 1)
+
+
 # --- the environment of a compile host
 
 
-def test_a_host_without_a_device_is_told_the_platform_and_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-    packages: Path,
-    checkpoint: Path,
-    tmp_path: Path,
+def test_a_host_without_a_device_is_told_the_platform_unless_the_user_has_set_one(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     neuron = Neuron(device=False).install(monkeypatch, packages)
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    build(tmp_path / "a", checkpoint, spec_of(1, target="inf2"))
-    assert neuron.platform == "trn1"
-    assert f"{OVERRIDE}=trn1" in capsys.readouterr().err
-
-
-def test_what_the_user_has_set_is_never_changed(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
-) -> None:
-    Neuron(device=False).install(monkeypatch, packages)
+    with monkeypatch.context() as imported:
+        imported.setitem(sys.modules, "torch_neuronx", object())
+        again = partial(build, tmp_path / "0", checkpoint, spec_of(1))
+        assert_refused(again, ["imported already"])
     monkeypatch.setenv(OVERRIDE, "trn2")
     assert_refused(lambda: build(tmp_path / "a", checkpoint, spec_of(1)), ["trn2", "trn1"])
     monkeypatch.setenv(OVERRIDE, "inf2")
-    build(tmp_path / "b", checkpoint, spec_of(1))
+    build(tmp_path / "b", checkpoint, spec_of(1, FEW[:1]))
     assert {name: value for name, value in os.environ.items() if name.startswith("NEURON")} == {
         OVERRIDE: "inf2"
     }
+    assert OVERRIDE not in capsys.readouterr().err
+    neuron.install(monkeypatch, packages / "another")
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    build(tmp_path / "c", checkpoint, spec_of(1, FEW[:1], target="inf2"))
+    assert neuron.platform == "trn1"
+    assert f"{OVERRIDE}=trn1" in capsys.readouterr().err
 
 
 def test_with_a_device_nothing_is_set_and_another_family_is_compiled_only_when_asked_for(
@@ -169,14 +279,6 @@ def test_with_a_device_nothing_is_set_and_another_family_is_compiled_only_when_a
     (packages / "product_name").write_text("trn2n.48xlarge\n")
     again = partial(build, tmp_path / "b", checkpoint, spec_of(1))
     assert_refused(again, ["a trn2 machine", f"{OVERRIDE}=trn1"])
-
-
-def test_an_import_before_the_platform_is_known_is_refused(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
-) -> None:
-    Neuron(device=False).install(monkeypatch, packages)
-    monkeypatch.setitem(sys.modules, "torch_neuronx", object())
-    assert_refused(lambda: build(tmp_path / "a", checkpoint, spec_of(1)), ["imported already"])
 
 
 PLACEHOLDER, NATIVE, OLD = "1.0.0", "2.14.3.0", "2.8.0.2.10.16998"
@@ -201,21 +303,20 @@ def test_packages_of_another_kind_are_explained(
     assert_refused(builder.made_with, shown, MissingExtra)
 
 
-def imported(name: str) -> None:
-    raise ImportError(f"{name}: libnrt.so.1: cannot open shared object file")
-
-
-@pytest.mark.parametrize(
-    ("transformers", "shown"),
-    [("5.0.0", ["transformers 5.0.0", ">=4.51,<5"]), (VERSIONS["transformers"], ["libnrt.so.1"])],
-)
-def test_a_transformers_that_is_too_new_and_packages_that_cannot_be_imported_are_explained(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, transformers: str, shown: list[str]
+def test_a_transformers_that_is_too_new_is_told_before_packages_that_cannot_be_imported(
+    monkeypatch: pytest.MonkeyPatch, packages: Path
 ) -> None:
-    """The first before anything is imported."""
-    Neuron(versions=VERSIONS | {"transformers": transformers}).install(monkeypatch, packages)
-    monkeypatch.setattr(neuron_sdk, "import_module", imported)
-    assert_refused(neuron_sdk.load_sdk, shown, MissingExtra)
+    def failing(name: str) -> None:
+        raise ImportError(f"{name}: libnrt.so.1: cannot open shared object file")
+
+    for version, shown in (
+        (VERSIONS["transformers"], ["libnrt.so.1"]),
+        ("5.0.0", ["transformers 5.0.0", ">=4.51,<5"]),
+    ):
+        machine = Neuron(versions=VERSIONS | {"transformers": version})
+        machine.install(monkeypatch, packages / version)
+        monkeypatch.setattr(neuron_sdk, "import_module", failing)
+        assert_refused(neuron_sdk.load_sdk, shown, MissingExtra)
 
 
 # --- documentation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from compile.compile_options import CompileOptions
 from compile.plan.buckets import GraphSizes, graphs_of
-from compile.plan.fit import check_fits, check_sharding, rank_memory, usual_ranks
+from compile.plan.fit import check_fits, rank_memory, usual_ranks
 from compile.plan.memory import device_of, footprint, passes_of
 from compile.plan.report import describe
 from compile.request import find_checkpoint, make_request
@@ -26,30 +27,37 @@ from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 
 LLAMA_8B = read_raw_config(ROOT / "docs/shapes/llama-3.1-8b")
+CONFIG = parse_config(LLAMA_8B)
+EIGHT, ONE = ("docs/shapes/llama-3.1-8b", "docs/shapes/llama-3.2-1b")
 
 
 def spec_of(**changes: Any) -> CompileSpec:
     """Llama 3.1 8B on trn1.2xlarge."""
-    given_: dict[str, Any] = {"rows": 1, "sequence_length": 2048, "max_tree_nodes": 64}
-    given_ |= {"model": "big", "target": "trn1", "vocabulary": 128256, "dtype": "bfloat16"}
-    given_ |= {"tensor_parallel": 2} | changes
-    sizes = GraphSizes(given_["rows"], 128, given_["max_tree_nodes"], 1, given_["sequence_length"])
-    return CompileSpec(**{"buckets": graphs_of(sizes), **given_})
+    values: dict[str, Any] = {"rows": 1, "sequence_length": 2048, "max_tree_nodes": 64}
+    values |= {"model": "big", "target": "trn1", "vocabulary": 128256, "dtype": "bfloat16"}
+    values |= {"tensor_parallel": 2} | changes
+    sizes = GraphSizes(values["rows"], 128, values["max_tree_nodes"], 1, values["sequence_length"])
+    return CompileSpec(**{"buckets": graphs_of(sizes), **values})
 
 
-EIGHT, ONE = ("docs/shapes/llama-3.1-8b", "docs/shapes/llama-3.2-1b")
-
-
-def planned(**given_: Any) -> CompileSpec:
-    """The spec of a build of the 8B model for trn1 with these changes."""
-    options = CompileOptions(**{"model": EIGHT, "target": "trn1", "dry_run": True, **given_})
+def planned(**values: Any) -> CompileSpec:
+    """The spec of a build of the 8B model for trn1 with these options."""
+    options = CompileOptions(**{"model": EIGHT, "target": "trn1", "dry_run": True, **values})
     return make_request(options, find_checkpoint(options)).spec
 
 
-def test_weights_and_cache_of_a_known_model_are_those_published() -> None:
-    need = footprint(parse_config(LLAMA_8B), spec_of(tensor_parallel=1))
-    assert need.weights == 2 * 8_030_261_248
-    assert need.cache == 128 * 1024 * 2113
+def fused(**values: Any) -> CompileSpec:
+    return planned(**{"fused": True, "draft_model": ONE, "batch": 1, **values})
+
+
+def test_weights_and_cache_are_those_published_and_ranks_repeat_the_heads_they_lack() -> None:
+    whole, eight, sixteen = (
+        footprint(CONFIG, spec_of(tensor_parallel=ranks)) for ranks in (1, 8, 16)
+    )
+    assert whole.weights == 2 * 8_030_261_248
+    assert whole.cache == 128 * 1024 * 2113
+    assert whole.weights / 8 == pytest.approx(eight.weights, rel=1e-3)
+    assert eight.cache == sixteen.cache == whole.cache / 8
 
 
 def test_weights_counted_are_those_of_the_decoder() -> None:
@@ -65,18 +73,9 @@ def test_weights_counted_are_those_of_the_decoder() -> None:
         assert footprint(parse_config(TINY | overrides), spec).weights == 4 * parameters
 
 
-def test_ranks_share_weights_and_repeat_the_heads_they_lack() -> None:
-    config = parse_config(LLAMA_8B)
-    one, eight, sixteen = (
-        footprint(config, spec_of(tensor_parallel=ranks)) for ranks in (1, 8, 16)
-    )
-    assert one.weights / 8 == pytest.approx(eight.weights, rel=1e-3)
-    assert eight.cache == sixteen.cache == one.cache / 8
-
-
 def test_a_pass_reads_every_matrix_once() -> None:
     """The table of embeddings is not one: rows of it are looked up."""
-    config, spec = parse_config(LLAMA_8B), spec_of()
+    config, spec = CONFIG, spec_of()
     (alone,) = passes_of(config, spec, verify_bucket(1, 1, 1, 2112, sampled=False))
     parameters = 8_030_261_248 - 128256 * 4096
     assert alone.weights(spec) * 2 == pytest.approx(parameters, rel=0.01)
@@ -92,45 +91,49 @@ def test_a_pass_reads_every_matrix_once() -> None:
     ],
 )
 def test_what_cannot_fit_is_refused_and_every_advice_would_fit(changes: dict[str, Any]) -> None:
-    config = parse_config(LLAMA_8B)
     with pytest.raises(LimitExceeded, match=r"it has .* GiB\. Would fit: ") as refusal:
-        check_fits(config, spec_of(**changes))
+        check_fits(CONFIG, spec_of(**changes))
     advice = str(refusal.value).split("Would fit: ")[1].split("; ")
     assert any("--tensor_parallel" in line for line in advice)
     for line in advice:
         words = line.split(" (")[0].replace("--", "").split()
-        given_ = {
+        values = {
             name: int(value) if value.isdigit() else value
             for name, value in zip(words[::2], words[1::2], strict=True)
         }
-        check_fits(config, spec_of(**changes | given_))
+        check_fits(CONFIG, spec_of(**changes | values))
 
 
-@pytest.mark.parametrize("ranks", [3, 12, 64])
-def test_ranks_that_cannot_share_the_heads_are_refused(ranks: int) -> None:
-    config, spec = parse_config(LLAMA_8B), spec_of(tensor_parallel=ranks)
-    assert_refused(lambda: check_sharding(config, spec), [str(ranks), "1, 2, 4, 8, 16, 32"])
-
-
-def test_a_draft_that_ranks_cannot_share_is_refused() -> None:
-    spec = planned(batch=1, tensor_parallel=2, fused=True, draft_model=ONE)
+def with_odd_draft() -> CompileSpec:
+    spec = fused(tensor_parallel=2)
     assert spec.fused is not None
-    heads = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 8}
-    odd = replace(spec.fused, config=TINY | heads)
-    config, fused = parse_config(LLAMA_8B), replace(spec, fused=odd)
-    assert_refused(lambda: check_fits(config, fused), ["--tensor_parallel 2", "3 heads"])
+    odd = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 8}
+    return replace(spec, fused=replace(spec.fused, config=TINY | odd))
+
+
+SHARES = "1, 2, 4, 8, 16, 32"
 
 
 @pytest.mark.parametrize(
-    ("changes", "shown"),
+    ("call", "shown"),
     [
-        ({"target": "tpu"}, ["--target tpu", "cpu, trn1"]),
-        ({"target": "cpu"}, ["--tensor_parallel 2", "cpu"]),
-        ({"rows": 8000}, ["16777216"]),
+        *(
+            (partial(check_fits, CONFIG, spec_of(tensor_parallel=ranks)), [str(ranks), SHARES])
+            for ranks in (3, 12, 64)
+        ),
+        (lambda: check_fits(CONFIG, with_odd_draft()), ["--tensor_parallel 2", "3 heads"]),
+        (partial(spec_of, target="tpu"), ["--target tpu", "cpu, trn1"]),
+        (partial(spec_of, target="cpu"), ["--tensor_parallel 2", "cpu"]),
+        (lambda: replace(spec_of(), rows=8000), ["16777216"]),
+        (partial(planned, features="2,33"), ["--features 2,33", "0 to 32"]),
+        (partial(fused, target="cpu", features="2"), ["--features", "--fused"]),
+        (partial(fused, gamma=32), ["31 drafted tokens"]),
     ],
 )
-def test_a_spec_that_cannot_be_built_is_refused(changes: dict[str, Any], shown: list[str]) -> None:
-    assert_refused(lambda: replace(spec_of(), **changes), shown)
+def test_a_spec_that_cannot_be_built_is_refused(
+    call: Callable[[], object], shown: list[str]
+) -> None:
+    assert_refused(call, shown)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +178,9 @@ def test_graphs_by_default_are_few_and_serve_prompts_the_target_alone_and_the_la
         assert {bucket.nodes for bucket in buckets if bucket.everywhere} == {1, 4, 16, 64}
 
 
-def test_a_neuron_target_has_twenty_graphs_with_those_called_between() -> None:
+def test_a_neuron_target_has_twenty_graphs_at_most_with_those_called_between_and_with_a_draft() -> (
+    None
+):
     spec = planned(batch=4, tensor_parallel=2)
     assert [*calls_between(spec)] == ["copy_rows", "fill_noise"]
     assert len(spec.graphs) + len(calls_between(spec)) == 20
@@ -185,6 +190,9 @@ def test_a_neuron_target_has_twenty_graphs_with_those_called_between() -> None:
     assert samplings == {(nodes, True) for nodes in (1, 4, 16, 64)} | {
         (nodes, False) for nodes in (1, 4, 16)
     }
+    for rows in (1, 4):
+        spec = fused(batch=rows, tensor_parallel=2)
+        assert len(spec.graphs) + len(calls_between(spec)) <= 20
 
 
 def test_masks_add_no_graph_to_twenty_and_serve_every_tree() -> None:
@@ -201,37 +209,26 @@ def test_masks_add_no_graph_to_twenty_and_serve_every_tree() -> None:
 def test_noise_that_is_made_ahead_takes_a_ranks_part_of_the_vocabulary_for_32_positions_a_row() -> (
     None
 ):
-    config, spec = parse_config(LLAMA_8B), spec_of(rows=4)
+    config, spec = CONFIG, spec_of(rows=4)
     assert footprint(config, spec).noise == 4 * 32 * 64_128 * 4
     greedy = tuple(graph for graph in spec.buckets if not graph.sampled)
     assert footprint(config, replace(spec, buckets=greedy)).noise == 0
 
 
-@pytest.mark.parametrize("target", ["trn1", "cpu"])
-def test_a_fused_chain_on_neuron_is_as_long_as_the_noise_that_is_kept(target: str) -> None:
-    fused = {"target": target, "fused": True, "batch": 1, "draft_model": ONE, "dtype": "bfloat16"}
-    assert planned(**fused, gamma=31).fused is not None
-    if target == "cpu":
-        assert planned(**fused, gamma=32).fused is not None
-    else:
-        assert_refused(lambda: planned(**fused, gamma=32), ["31 drafted tokens"])
-
-
-@pytest.mark.parametrize("rows", [1, 4])
-def test_with_a_draft_in_the_graphs_there_are_twenty_at_most(rows: int) -> None:
-    spec = planned(batch=rows, tensor_parallel=2, fused=True, draft_model=ONE)
-    assert len(spec.graphs) + len(calls_between(spec)) <= 20
+def test_a_fused_chain_is_as_long_as_the_noise_that_is_kept_on_neuron_alone() -> None:
+    assert fused(gamma=31).fused is not None
+    assert fused(gamma=32, target="cpu", dtype="bfloat16").fused is not None
 
 
 def test_a_plan_counts_the_cache_of_a_draft_in_the_graphs() -> None:
-    spec = planned(batch=2, tensor_parallel=2, fused=True, draft_model=ONE)
+    spec = fused(batch=2, tensor_parallel=2)
     target, draft = 2 * 32 * 8 * 128, 2 * 16 * 8 * 64  # keys and values of a slot
     rank = (target + draft) * 2 // 2  # bytes of bfloat16, on one of two ranks
-    assert footprint(parse_config(LLAMA_8B), spec).cache == rank * 2 * spec.cache_slots
+    assert footprint(CONFIG, spec).cache == rank * 2 * spec.cache_slots
 
 
 def test_a_plan_adds_programs_rings_and_a_tenth_and_refuses_what_then_does_not_fit() -> None:
-    config, spec = parse_config(LLAMA_8B), spec_of(tensor_parallel=1)
+    config, spec = CONFIG, spec_of(tensor_parallel=1)
     tensors = footprint(config, spec).total
     assert tensors < device_of("trn1").memory
     told = ["programs 1.", " rings ", " reserve 1.60 GiB)"]
@@ -246,54 +243,37 @@ def test_a_plan_adds_programs_rings_and_a_tenth_and_refuses_what_then_does_not_f
     assert rank_memory(config, cpu) == footprint(config, cpu)
 
 
-@pytest.mark.parametrize(
-    ("target", "model", "ranks"),
-    [("trn1", EIGHT, 2), ("inf2", EIGHT, 2), ("trn2", EIGHT, 4), ("cpu", ONE, 1)],
-)
-def test_without_a_number_the_cores_of_the_smallest_instance_share_the_model(
-    target: str, model: str, ranks: int
-) -> None:
-    assert planned(model=model, target=target, batch=1, quick=True).tensor_parallel == ranks
-
-
-def test_without_a_number_as_many_cores_share_the_model_as_can() -> None:
+def test_without_a_number_as_many_cores_of_the_smallest_instance_share_the_model_as_can() -> None:
     """14 heads are shared by 2 ranks and not by 4, as those of Qwen2.5-0.5B."""
+    for target, model, ranks in (("trn1", EIGHT, 2), ("trn2", EIGHT, 4), ("cpu", ONE, 1)):
+        spec = planned(model=model, target=target, batch=1, quick=True)
+        assert spec.tensor_parallel == ranks
     shape = {"num_attention_heads": 14, "num_key_value_heads": 2, "head_dim": 8}
     odd = parse_config(TINY | shape | {"hidden_size": 112, "intermediate_size": 224})
     assert usual_ranks([odd], "trn2") == 2
-    assert usual_ranks([parse_config(LLAMA_8B)], "trn2") == 4
-    assert usual_ranks([parse_config(LLAMA_8B), odd], "trn2") == 2
+    assert usual_ranks([CONFIG, odd], "trn2") == 2
 
 
 @pytest.mark.parametrize(("length", "rows"), [(2048, 4), (20000, 2), (40000, 1)])
 def test_rows_by_default_are_as_many_as_fit(length: int, rows: int) -> None:
-    given_ = {"sequence_length": length, "tensor_parallel": 2}
-    assert planned(**given_).rows == rows
-    assert planned(**given_, batch=3).rows == 3
+    values = {"sequence_length": length, "tensor_parallel": 2}
+    assert planned(**values).rows == rows
+    assert planned(**values, batch=3).rows == 3
 
 
-@pytest.mark.parametrize(
-    ("given", "layers"), [("29,2,16", (2, 16, 29)), ("0,32", (0, 32)), ("eagle3", (2, 16, 29))]
-)
-def test_layers_are_named_by_numbers_or_as_those_of_eagle3(
-    given: str, layers: tuple[int, ...]
+def test_features_are_layers_by_number_those_of_eagle3_or_those_that_a_head_reads(
+    tmp_path: Path,
 ) -> None:
-    assert planned(features=given).features == layers
-
-
-def test_a_head_names_the_layers_that_it_reads(tmp_path: Path) -> None:
+    for features, layers in (("29,2,16", (2, 16, 29)), ("0,32", (0, 32)), ("eagle3", (2, 16, 29))):
+        assert planned(features=features).features == layers
     target = write_checkpoint(tmp_path / "target")
     config = read_config(target)
     raw = heads.raw_config(config, eagle_aux_hidden_state_layer_ids=[0, 2])
     head = heads.write_head(tmp_path / "head", raw, heads.tensors_of(config))
-    options = {"model": str(target), "target": "cpu", "features": str(head)}
-    assert planned(**options).features == (0, 2)
-
-
-def test_a_layer_that_the_target_lacks_and_graphs_that_return_no_features_are_refused() -> None:
-    assert_refused(lambda: planned(features="2,33"), ["--features 2,33", "0 to 32"])
-    fused = partial(planned, features="2", target="cpu", fused=True, draft_model=EIGHT)
-    assert_refused(fused, ["--features", "--fused"])
+    assert planned(model=str(target), target="cpu", features=str(head)).features == (0, 2)
+    spec = planned(features="2,16,29")
+    lines = [*describe(spec, CONFIG, footprint(CONFIG, spec))]
+    assert "inputs of layers 2, 16, 29 with each node: 24 KiB" in lines
 
 
 def test_features_are_part_of_an_artefacts_digest_and_their_absence_is_not(tmp_path: Path) -> None:
@@ -306,9 +286,3 @@ def test_features_are_part_of_an_artefacts_digest_and_their_absence_is_not(tmp_p
         assert ("features" in (tmp_path / "manifest.json").read_text()) == bool(manifest.features)
     write_manifest(tmp_path, replace(plain, features=(2, 0)))
     assert_refused(lambda: read_manifest(tmp_path), ["ascending"], BadArtifact)
-
-
-def test_a_plan_names_the_features_of_its_graphs() -> None:
-    config, spec = parse_config(LLAMA_8B), planned(features="2,16,29")
-    lines = list(describe(spec, config, footprint(config, spec)))
-    assert "inputs of layers 2, 16, 29 with each node: 24 KiB" in lines

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -62,15 +61,18 @@ for room in ("inference", "grpc_comm", "compile", "deploy", "outrider"):
 """Imports all of the product where the named top-level packages cannot be found."""
 
 
+def write_program(path: Path, script: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(script)
+    path.chmod(0o755)
+
+
 def asked_by(command: str, folder: Path, listed: str) -> list[str]:
     """What pip is asked for by a line of bash, in an environment with these packages."""
-    (folder / "bin").mkdir()
     for name in ("python", "python3"):
-        (folder / "bin" / name).write_text(PYTHON)
-        (folder / "bin" / name).chmod(0o755)
+        write_program(folder / "bin" / name, PYTHON)
     for name in ("aws", "apt-get", "sha256sum", "snap"):
-        (folder / "bin" / name).write_text(f'#!/bin/sh\necho "{name} $*" >> "$NOTED"\n')
-        (folder / "bin" / name).chmod(0o755)
+        write_program(folder / "bin" / name, f'#!/bin/sh\necho "{name} $*" >> "$NOTED"\n')
     (folder / "listed").write_text(listed)
     names = {"LISTED": "listed", "ASKED": "asked", "NOTED": "noted"}
     places = {name: str(folder / file) for name, file in names.items()}
@@ -96,19 +98,15 @@ def host_without_its_environment(folder: Path) -> str:
 
 
 def test_the_page_keeps_what_the_image_brings_and_bounds_what_it_lacks(tmp_path: Path) -> None:
-    asked = asked_by(line_of("docs/trainium.md"), tmp_path, AWS_BRINGS)
+    page = line_of("docs/trainium.md")
     brought = [line for line in AWS_BRINGS.split("\n") if line[:5] not in ("proto", "reque")]
-    assert {*asked} - {"--quiet", "--disable-pip-version-check"} == {
+    assert {*asked_by(page, tmp_path, AWS_BRINGS)} == {
+        *("--quiet", "--disable-pip-version-check", "protobuf<7", ".[torch,aws]"),
         *brought,
-        "protobuf<7",
-        ".[torch,aws]",
     }
-
-
-def test_a_protobuf_7_that_the_image_brings_is_kept(tmp_path: Path) -> None:
     listed = AWS_BRINGS.replace("6.32.1", "7.36.2").replace("transformers==4.57.6\n", "")
-    asked = asked_by(line_of("docs/trainium.md"), tmp_path, listed)
-    assert {"protobuf==7.36.2", "transformers<5"} <= {*asked}
+    asked = {*asked_by(page, tmp_path, listed)}
+    assert asked >= {"protobuf==7.36.2", "transformers<5"}
     assert "protobuf<7" not in asked
 
 
@@ -122,30 +120,22 @@ def test_page_host_and_container_install_the_same_extras() -> None:
     assert {re.findall(r"\[([a-z]+(?:,[a-z]+)+)\]", way)[0] for way in ways} == {"torch,aws"}
 
 
-@pytest.mark.parametrize("where", ["the page", "a host"])
-def test_without_the_images_environment_the_pinned_wheels_are_installed(
-    where: str, tmp_path: Path
+def test_pinned_wheels_and_libraries_of_aws_are_installed_only_without_the_images_environment(
+    tmp_path: Path,
 ) -> None:
-    page = line_of("docs/neuron-reference.md")
-    command = page if where == "the page" else host_without_its_environment(tmp_path)
-    asked = " ".join(asked_by(command, tmp_path, "pip==25.3\n")).split()
-    assert {"--extra-index-url", INDEX, *WHEELS} <= {*asked}
-    if where == "a host":
-        noted = (tmp_path / "noted").read_text()
-        libraries = "aws-neuronx-runtime-lib=2.33.* aws-neuronx-collectives=2.33.* g++"
-        assert f"python3-venv {libraries}" in noted
-        page_lines = (ROOT / "docs/neuron-reference.md").read_text()
-        assert libraries in page_lines.replace("'", ""), "the page installs the same"
-
-
-def test_with_the_images_environment_no_wheel_of_aws_is_asked_for(tmp_path: Path) -> None:
-    place = tmp_path / NEURON_VENV.lstrip("/") / "bin"
-    place.mkdir(parents=True)
-    (place / "python").write_text(PYTHON)
-    (place / "python").chmod(0o755)
-    asked = asked_by(host_without_its_environment(tmp_path), tmp_path, AWS_BRINGS)
-    assert "--extra-index-url" not in " ".join(asked)
-    assert "apt-get" not in (tmp_path / "noted").read_text()
+    page, host = tmp_path / "page", tmp_path / "host"
+    installing = host_without_its_environment(host)
+    for command, folder in ((line_of("docs/neuron-reference.md"), page), (installing, host)):
+        asked = " ".join(asked_by(command, folder, "pip==25.3\n")).split()
+        assert {"--extra-index-url", INDEX, *WHEELS} <= {*asked}
+    libraries = "aws-neuronx-runtime-lib=2.33.* aws-neuronx-collectives=2.33.* g++"
+    assert f"python3-venv {libraries}" in (host / "noted").read_text()
+    page_lines = (ROOT / "docs/neuron-reference.md").read_text()
+    assert libraries in page_lines.replace("'", ""), "the page installs the same"
+    (host / "noted").unlink()
+    write_program(host / NEURON_VENV.lstrip("/") / "bin/python", PYTHON)
+    assert "--extra-index-url" not in " ".join(asked_by(installing, host, AWS_BRINGS))
+    assert "apt-get" not in (host / "noted").read_text()
 
 
 def closure(wanted: Iterable[str]) -> set[str]:
@@ -165,26 +155,9 @@ def closure(wanted: Iterable[str]) -> set[str]:
     return {name for name, _ in found}
 
 
-def legacy_recipe() -> list[str]:
-    """What the recipe for older images asks pip for, torch included."""
-    page = (ROOT / "docs/neuron-reference.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r'(?m)^python3 -c "(.*)" \\$', page)
-    printed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split("\n")
-    assert not any(line.startswith("torch") for line in printed)
-    return [*filter(None, printed), "torch"]
-
-
-@pytest.mark.parametrize(
-    "way", ["the page", pytest.param("the recipe for older images", marks=pytest.mark.extended)]
-)
-def test_every_module_imports_with_the_pages_packages_alone(way: str, tmp_path: Path) -> None:
-    wanted = legacy_recipe()
-    if way == "the page":
-        line = asked_by(line_of("docs/trainium.md"), tmp_path, AWS_BRINGS)
-        wanted = [name.replace(".", "outrider", 1) for name in line if name.startswith(".")]
-    here = closure(wanted)
+def test_every_module_imports_with_the_pages_packages_alone(tmp_path: Path) -> None:
+    line = asked_by(line_of("docs/trainium.md"), tmp_path, AWS_BRINGS)
+    here = closure(name.replace(".", "outrider", 1) for name in line if name.startswith("."))
     refused = [
         module
         for module, owners in metadata.packages_distributions().items()

@@ -1,208 +1,72 @@
-"""A session continues whatever happens to link and target: the text stays the target's own."""
+"""A session's client looks for its target again, as long as patience lasts or until it is closed,
+and abandons one that breaks the protocol. What becomes of texts when a link or a target fails is
+simulated (tests/simulate/test_scenes.py).
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
+import grpc
 import pytest
 
+from grpc_comm import translate
 from grpc_comm.client import connection as client
-from grpc_comm.client import patience
+from grpc_comm.client import patience as bounds
 from grpc_comm.client.connection import Connection, connect
-from grpc_comm.client.patience import Patience
+from grpc_comm.client.patience import MAX_QUEUE_SECONDS, Patience, ProgressClock
 from grpc_comm.client.remote_session import RemoteSession
-from grpc_comm.server import sender
-from grpc_comm.server.server import BackgroundServer
-from inference.backends import Chosen, Segment
-from inference.backends.eager import EagerModel
-from inference.engine.engine import Engine
-from inference.engine.sessions.local_session import LocalSession
-from inference.errors import OutriderError, Unavailable
-from inference.loop.decode import Step, TargetSession
-from inference.order import Decode, Pace, TokenLogProb
-from inference.proposer import Proposer
-from inference.sampling import Grammar, GrammarKind, SamplingParams
-from outrider.measure.link import EmulatedLink, emulated_link
-from tests.support import pairs
-from tests.support.pairs import proposers_of, text_of
+from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.proto import verifier_pb2_grpc
+from inference.errors import Mismatch, OutriderError, Unavailable
+from inference.order import MAX_CREDIT, Decode
+from inference.sampling import SamplingParams
+from inference.text_log import MAX_UNREAD
+from outrider.measure.link import emulated_link
+from tests.support.clock import Clock
 from tests.support.wire_fixtures import (
-    FAULTY,
     WAIT,
-    Successor,
     assert_serves,
     background,
+    candidates,
+    describe,
     eventually,
-    in_turn,
     opened,
+    rest,
     successor_engine,
     until_it_fails,
 )
 
-PROMPT, TOKENS = [7, 3, 30], 24
-END = len(PROMPT) + TOKENS
-TEMPERATURES = (0.0, 0.7, 1.0)
-RULE = SamplingParams(
-    grammar=Grammar(GrammarKind.REGEX, "([a-f]{1,5} )*"),
-    repetition_penalty=1.2,
-    presence_penalty=0.3,
-    frequency_penalty=0.2,
-    logprobs=2,
-    prompt_logprobs=True,
-)
-SAMPLINGS = [
-    replace(params, temperature=temperature, seed=5)
-    for params in (SamplingParams(), RULE)
-    for temperature in TEMPERATURES
-]
 NEVER = 3600.0
 """Seconds of patience that no test waits for."""
 
 
-class Halting(EagerModel):
-    """A model that stops in its `halt`-th forward from now, until the gate opens."""
-
-    halt = 0
-
-    def __init__(self, rows: int) -> None:
-        super().__init__(
-            pairs.decoder(1), rows=rows, capacity=pairs.SEQUENCE_LENGTH + 64, max_nodes=64
-        )
-        self.halted, self.gate = threading.Event(), threading.Event()
-
-    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
-        self.halt -= 1
-        if self.halt == 0:
-            self.halted.set()
-            assert self.gate.wait(WAIT)
-        return super().choose(segments)
-
-
-def tiny_engine() -> Engine:
-    length, vocabulary = pairs.SEQUENCE_LENGTH, pairs.VOCABULARY
-    return Engine(
-        Halting(2),
-        sequence_length=length,
-        max_tree_nodes=64,
-        vocabulary=vocabulary,
-        grammars=pairs.grammars(),
-    )
-
-
-def halting(engine: Engine) -> Halting:
-    assert isinstance(engine.model, Halting)
-    return engine.model
-
-
-@pytest.fixture(scope="module")
-def link() -> Iterator[tuple[Engine, EmulatedLink]]:
-    engine = tiny_engine()
-    with background(engine) as server, emulated_link(str(server.address)) as link:
-        yield engine, link
-
-
-class Made(NamedTuple):
-    """A text with the log-probabilities of its tokens and of its prompt's, where asked for."""
-
-    tokens: list[int]
-    logprobs: Any  # a list, or what it has to be up to rounding
-
-
-def alone(params: SamplingParams) -> Made:
-    """The target's own decoding, in process."""
-    session = LocalSession(pairs.engine(pairs.decoder(1), rows=1, rules=pairs.grammars()))
-    tokens, logprobs = _made(session, params, Decode(END))
-    return Made(tokens, pytest.approx(logprobs, abs=1e-3))
-
-
-def made(
-    session: RemoteSession,
-    params: SamplingParams,
-    pace: Pace = Pace.GO_ON,
-    between: Callable[[Step], None] = lambda step: None,
-) -> Made:
-    """The text with a draft that is often wrong."""
-    return _made(session, params, Decode(END, pace=pace), proposers_of("close", pace), between)
-
-
-def _made(
-    session: TargetSession,
-    params: SamplingParams,
-    order: Decode,
-    proposers: Sequence[Proposer] = (),
-    between: Callable[[Step], None] = lambda step: None,
-) -> Made:
-    scores = list[TokenLogProb]()
-
-    def hear(step: Step) -> None:
-        scores.extend(step.logprobs)
-        between(step)
-
-    tokens = text_of(PROMPT, params, session, order, proposers, hear)
-    values = [value for one in (*session.prompt_logprobs, *scores) for value in one.values]
-    assert len(values) == (params.logprobs or 0) * (len(PROMPT) - 1 + TOKENS)
-    return Made(tokens, values)
-
-
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("params", SAMPLINGS)
-@pytest.mark.parametrize("pace", Pace)
-def test_a_stream_cut_in_the_middle_goes_on_without_a_prefill(
-    link: tuple[Engine, EmulatedLink], params: SamplingParams, pace: Pace
-) -> None:
-    (engine, shaped), notices, streams = link, list[str](), set[int]()
-    patience, model = Patience(WAIT, notices.append), halting(engine)
+def test_a_stream_that_a_real_link_cuts_goes_on_where_it_was() -> None:
+    notices = list[str]()
     with (
-        connect(shaped.address, patience=patience) as connection,
-        ThreadPoolExecutor() as pool,
+        background(successor_engine()) as server,
+        emulated_link(str(server.address)) as link,
+        connect(link.address, patience=Patience(WAIT, notices.append)) as connection,
     ):
-        session = connection.session()
-        for event in (model.halted, model.gate):
-            event.clear()
-        model.halt = 6
-        text = pool.submit(made, session, params, pace, lambda step: streams.add(session.stream))
-        assert model.halted.wait(WAIT)
-        (there,) = engine.sessions
-        shaped.cut()
+        session = opened(connection)
+        first = session.stream
+        link.cut()
         eventually(lambda: session.lost or bool(session.traffic.resumes))
-        model.gate.set()
-        assert text.result(WAIT) == alone(params)
-        whole, counted = there.progress(0, None), session.traffic
-    assert (session.traffic.resumes, session.traffic.reopenings) == (1, 0)
-    for name in ("nodes", "forwards", "lone", "model_seconds", "share_seconds"):
-        assert getattr(counted, name) == pytest.approx(getattr(whole, name), abs=1e-4), name
+        session.decode(Decode(40))
+        assert rest(session) == [*range(4, 41)]
+        assert (session.traffic.resumes, session.traffic.reopenings) == (1, 0)
+        assert session.stream > first
+        traffic = session.traffic
+        assert min(traffic.messages_up, traffic.messages_down) > 1
+        assert min(traffic.bytes_up, traffic.bytes_down) > 10
     assert ["reconnecting" in notices[0], "connected" in notices[1]] == [True, True]
-    assert len(streams) == 2
-
-
-@contextmanager
-def looking_at(*addresses: object, patience: float = WAIT) -> Iterator[Connection]:
-    with connect(",".join(map(str, addresses)), patience=Patience(patience)) as connection:
-        yield connection
-
-
-@contextmanager
-def targets(
-    engines: Sequence[Engine], patience: float = WAIT
-) -> Iterator[tuple[list[BackgroundServer], Connection]]:
-    with ExitStack() as stack:
-        servers = [stack.enter_context(background(engine)) for engine in engines]
-        addresses = [server.address for server in servers]
-        yield servers, stack.enter_context(looking_at(*addresses, patience=patience))
-
-
-def test_without_patience_a_lost_target_fails_at_once() -> None:
-    with targets([successor_engine(), successor_engine()], patience=0) as (servers, connection):
-        session = opened(connection, in_turn(*servers))
-        servers[0].stop()
-        with pytest.raises(Unavailable, match="went away"):
-            until_it_fails(session)
 
 
 @contextmanager
@@ -237,7 +101,7 @@ def test_closing_ends_the_search_for_a_target(by: str, silent: bool) -> None:
 def test_a_session_that_was_closed_while_it_searched_opens_again() -> None:
     with (
         background(successor_engine()) as server,
-        looking_at(server.address, patience=NEVER) as connection,
+        connect(str(server.address), patience=Patience(NEVER)) as connection,
     ):
         session = connection.session()
         for _ in range(5):
@@ -255,55 +119,207 @@ def test_a_session_that_was_closed_while_it_searched_opens_again() -> None:
         server.stop()
 
 
-def test_a_fault_of_the_target_is_told_and_not_asked_for_again() -> None:
-    with targets([successor_engine()]) as (_, connection):
-        session = connection.session()
-        session.open([1, FAULTY], SamplingParams())
-        session.decode(Decode(9))
-        with pytest.raises(OutriderError, match="fault"):
-            until_it_fails(session)
-        assert (session.traffic.resumes, session.traffic.reopenings) == (0, 0)
+BORNE = Patience(30.0)
 
 
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender, "HEARTBEAT_SECONDS", 0.02)
-    monkeypatch.setattr(client, "HEARTBEAT_SECONDS", 0.02)
-    for name in ("MAX_SILENCE", "MIN_SILENCE"):
-        monkeypatch.setattr(patience, name, 1.0)
+def test_only_seconds_in_which_a_token_is_owed_count() -> None:
+    at = Clock(0.0)
+    clock = ProgressClock(BORNE, at)
+    clock.note_opened()
+    at.now = 2 * BORNE.progress
+    assert not clock.advance(at.now, owes_token=False, opened=True)
+    at.now += BORNE.progress
+    assert not clock.advance(at.now, owes_token=True, opened=True)
+    clock.restart()
+    at.now += BORNE.progress + 1
+    said = clock.advance(at.now, owes_token=True, opened=True)
+    assert said == f"has generated no token for {BORNE.progress:.0f} s"
+    assert clock.stalled
+    assert (Patience(0.001).progress, Patience().progress) == (60, 10 * Patience().silence)
 
 
-@pytest.fixture
-def wedged(hasty: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    """An engine that never comes back from its next forward of a text."""
-    monkeypatch.setattr(sender, "MAX_STEP_SECONDS", 0.1)
-    engine = successor_engine()
-    yield engine
-    assert isinstance(engine.model, Successor)
-    engine.model.gate.set()
+def test_a_target_that_says_nothing_is_left_and_then_has_its_time_of_silence_again() -> None:
+    at = Clock(BORNE.silence)
+    clock = ProgressClock(BORNE, at)
+    assert not clock.advance(0.0, owes_token=False, opened=True)
+    assert "sent nothing for" in clock.advance(-0.1, owes_token=False, opened=True)
+    at.now += BORNE.progress + 1
+    assert clock.advance(at.now, owes_token=True, opened=True)
+    at.now += BORNE.silence
+    assert not clock.advance(at.now, owes_token=True, opened=True)
+    at.now += 1
+    assert clock.advance(at.now, owes_token=True, opened=True)
+    clock.restart()
+    assert not clock.stalled
 
 
-@pytest.mark.parametrize("patience", [0.0, 2.5])
-def test_a_target_that_answers_and_never_works_is_given_up_when_patience_ends(
-    wedged: Engine, patience: float
-) -> None:
-    assert isinstance(wedged.model, Successor)
-    with targets([wedged], patience=patience) as (_, connection):
-        session = opened(connection)
-        wedged.model.gate.clear()
-        session.decode(Decode(9))
-        with pytest.raises(Unavailable, match="nothing for 1 s"):
-            until_it_fails(session)
-        assert (session.traffic.resumes > 0) == (patience > 0)
-        wedged.model.gate.set()
+@pytest.mark.parametrize("evicted", [False, True])
+def test_a_line_may_be_long_and_who_comes_out_of_it_is_not_late(evicted: bool) -> None:
+    at = Clock(0.0)
+    clock = ProgressClock(BORNE, at)
+    clock.evicted = evicted
+    at.now = MAX_QUEUE_SECONDS
+    assert not clock.advance(at.now, owes_token=True, opened=evicted)
+    clock.note_opened()
+    assert not clock.advance(at.now, owes_token=True, opened=True)
+    at.now += BORNE.silence + 1
+    assert clock.advance(at.now, owes_token=True, opened=True)
 
 
-def test_the_first_call_ends_when_the_target_says_nothing(hasty: None) -> None:
+def test_a_reader_that_stays_behind_holds_the_target() -> None:
     engine = successor_engine()
     with background(engine) as server, connect(str(server.address)) as connection:
-        session = connection.session()
-        server.stop()
-        with socket.create_server(server.address):
+        session = opened(connection)
+        session.decode(Decode(40_000))
+        held = engine.sessions[0]
+        eventually(lambda: held.length > 3 + MAX_UNREAD and held.allowed == 0)
+        time.sleep(0.1)
+        assert held.allowed == 0
+        assert held.length <= 3 + MAX_UNREAD + 2 * MAX_CREDIT
+        session.receive(WAIT)
+        eventually(lambda: held.length > 3 + MAX_UNREAD + 2 * MAX_CREDIT)
+        session.close()
+
+
+def test_candidates_that_the_link_does_not_take_are_dropped() -> None:
+    with (
+        background(successor_engine()) as server,
+        emulated_link(str(server.address)) as link,
+        connect(link.address, timeout=WAIT) as connection,
+    ):
+        session = opened(connection)
+        os.kill(link.pid, signal.SIGSTOP)
+        for _ in range(100):
+            session.propose(candidates(session, 2, range(4, 1_000)))
+        assert session.traffic.messages_up < 100
+        link.cut()
+        os.kill(link.pid, signal.SIGCONT)
+
+
+PATIENCE = Patience(0.0)
+
+
+class Rogue(verifier_pb2_grpc.TargetServicer):
+    """A target that says what a test wants. forever: again and again after the answers"""
+
+    def __init__(
+        self, answers: Sequence[pb.ServerMessage], forever: Sequence[pb.ServerMessage]
+    ) -> None:
+        self.answers, self.forever = answers, forever
+
+    def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.Description:
+        return translate.write_description(describe(successor_engine()), ["successor"])
+
+    def Session(self, requests: Any, context: Any) -> Iterator[pb.ServerMessage]:
+        if any(message.HasField("decode") for message in requests):
+            yield from self.answers
+        while context.is_active():
+            yield from self.forever
+            time.sleep(0.02)
+
+
+@contextmanager
+def asked(
+    answers: Sequence[pb.ServerMessage],
+    forever: Sequence[pb.ServerMessage] = (),
+    patience: Patience = PATIENCE,
+) -> Iterator[RemoteSession]:
+    """A session on [1, 2, 3] with such a target, which was asked for a text of 60 tokens."""
+    server = grpc.server(ThreadPoolExecutor(9))
+    verifier_pb2_grpc.add_TargetServicer_to_server(Rogue(answers, forever), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        with connect(address, patience=patience) as connection:
+            session = connection.session()
             session.open([1, 2, 3], SamplingParams())
-            with pytest.raises(Unavailable):
-                until_it_fails(session)
+            session.decode(Decode(60))
+            yield session
+    finally:
+        server.stop(None).wait()
+
+
+def tokens(position: int, *ids: int, **fields: Any) -> pb.ServerMessage:
+    return pb.ServerMessage(tokens=pb.Tokens(position=position, ids=ids, **fields))
+
+
+OPENED = pb.ServerMessage(opened=pb.Opened(session_id="s", length=3, tree_nodes=32))
+
+
+ROGUES: dict[str, list[pb.ServerMessage]] = {
+    "a gap": [OPENED, tokens(5, 6)],
+    "tokens before the session is open": [tokens(3, 4)],
+    "another prompt": [pb.ServerMessage(opened=pb.Opened(length=2))],
+    "more than the prompt": [pb.ServerMessage(opened=pb.Opened(length=4))],
+    "an unknown end": [OPENED, tokens(3, 4, end=77)],
+    "proposers of other tokens": [OPENED, tokens(3, 4, proposers=b"\0\0")],
+    "an empty message": [OPENED, pb.ServerMessage()],
+}
+"""Others are told apart by what holds them against the text (test_text_copy.py)."""
+
+
+@pytest.mark.parametrize("said", ROGUES)
+@pytest.mark.parametrize("patience", [0.0, WAIT])
+def test_a_target_that_says_what_cannot_be_is_named_and_not_believed(
+    said: str, patience: float
+) -> None:
+    named = pytest.raises(Mismatch, match=r"the target at 127\.0\.0\.1:\d+ ")
+    with asked(ROGUES[said], patience=Patience(patience)) as session, named:
+        until_it_fails(session)
+
+
+def test_a_target_that_goes_away_cannot_write_to_the_terminal() -> None:
+    notices: list[str] = []
+    words = "\x1b[2J\x07bye\nnow"
+    away = pb.ServerMessage(go_away=pb.GoAway(reason=words))
+    said = [OPENED, away, tokens(3, 4, end=pb.Tokens.DRAINED)]
+    patience = Patience(0.5, notices.append)
+    with asked(said, patience=patience) as session, pytest.raises(OutriderError):
+        until_it_fails(session)
+    assert "is leaving: ?[2J?bye?now; reconnecting" in notices[0]
+
+
+def test_numbers_without_sense_do_no_harm() -> None:
+    greatest = 2**64 - 1
+    wild = tokens(
+        3, 4, known=2**32 - 1, held=2**32 - 1, nodes=greatest, model_microseconds=greatest,
+        room=2**32 - 1, end=pb.Tokens.LIMIT,
+    )  # fmt: skip
+    opened = pb.Opened(
+        length=3, queue_seconds=float("nan"), prefill_seconds=-1.0, lease_seconds=float("nan"),
+        tree_nodes=2**32 - 1, candidates=2**32 - 1,
+    )  # fmt: skip
+    with asked([pb.ServerMessage(opened=opened), wild]) as session:
+        assert rest(session) == [4]
+        assert session.room <= session.candidates <= 1024
+
+
+AWAY = pb.ServerMessage(go_away=pb.GoAway(reason="maintenance"))
+TALK = {
+    "signs of life before the session is open": ([], [tokens(3)]),
+    "signs of life": ([OPENED], [tokens(3)]),
+    "one token, then signs of life": ([OPENED, tokens(3, 4)], [tokens(4)]),
+    "that it waits for an acknowledgement": ([OPENED], [tokens(3, end=pb.Tokens.CREDIT)]),
+    "that the session has no row": ([OPENED], [tokens(3, end=pb.Tokens.EVICTED)]),
+    "that the session is open": ([], [OPENED]),
+    "that it drains": ([OPENED], [AWAY, tokens(3)]),
+    "that it drains, and no sign of life": ([OPENED], [AWAY]),
+    "that it has drained": ([OPENED, AWAY, tokens(3, end=pb.Tokens.DRAINED)], [AWAY]),
+}
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
+@pytest.mark.parametrize("said", TALK)
+def test_a_target_that_talks_for_ever_is_left(
+    said: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "HEARTBEAT_SECONDS", 0.02)
+    for name in ("MIN_SILENCE", "MAX_SILENCE", "MIN_PROGRESS_SECONDS", "MAX_QUEUE_SECONDS"):
+        monkeypatch.setattr(bounds, name, 0.3)
+    monkeypatch.setattr(bounds, "SILENCES", 1)
+    answers, forever = TALK[said]
+    with asked(answers, forever, Patience(seconds)) as session:
+        if "has drained" in said and not seconds:
+            return  # the text ends there
+        with pytest.raises(OutriderError):
+            until_it_fails(session)

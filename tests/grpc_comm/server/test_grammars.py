@@ -35,7 +35,7 @@ BRANCHES = {
     "anyOf": [{"type": "object", "properties": FIELDS}] * 150,
     "$defs": {"a": {"type": "string", "format": "uuid"}},
 }
-HOSTILE: dict[str, tuple[Grammar, str]] = {
+GRAMMARS: dict[str, tuple[Grammar, str]] = {
     "masks that take long": (schema(BRANCHES), "grammar"),
     "no text at all": (schema({"type": "string", "minLength": 3, "maxLength": 2}), "grammar"),
     "what is no schema": (Grammar(GrammarKind.JSON_SCHEMA, "[" * 60_000), "schema"),
@@ -44,7 +44,13 @@ HOSTILE: dict[str, tuple[Grammar, str]] = {
     "no choice": (Grammar(GrammarKind.CHOICE, "[]"), "choices"),
     "a reference elsewhere": (schema({"$ref": "http://127.0.0.1:1/x"}), "grammar"),
 }
-"""A grammar, and a word of what is said of it."""
+HOSTILE: dict[str, tuple[SamplingParams, str]] = {
+    **{name: (SamplingParams(grammar=grammar), word) for name, (grammar, word) in GRAMMARS.items()},
+    "a bias of no token": (SamplingParams(logit_bias=((pairs.VOCABULARY, 1.0),)), "is outside"),
+    "a bias of the last number": (SamplingParams(logit_bias=((2**32 - 1, 1.0),)), "is outside"),
+    "a prompt that is output": (replace(LETTERS, made=4), "4 tokens of a prompt of 4"),
+}
+"""Rules, and a word of what is said of them."""
 
 
 @pytest.fixture(scope="module")
@@ -128,22 +134,9 @@ def test_who_waits_for_a_check_gets_signs_of_life(monkeypatch: pytest.MonkeyPatc
 def test_a_hostile_grammar_is_refused_in_one_line(
     served: Callable[[str], Connection], hostile: str
 ) -> None:
-    grammar, word = HOSTILE[hostile]
+    params, word = HOSTILE[hostile]
     with served("alice") as alice:
         with pytest.raises(InvalidRequest, match=word) as refusal:
-            ask(alice, SamplingParams(grammar=grammar))
+            ask(alice, params)
         assert "\n" not in str(refusal.value)
         assert len(ask(alice, LETTERS)) == TOKENS
-
-
-@pytest.mark.parametrize("bias", [(pairs.VOCABULARY, 1.0), (2**32 - 1, 1.0)])
-def test_a_bias_of_no_token_is_refused(
-    served: Callable[[str], Connection], bias: tuple[int, float]
-) -> None:
-    with served("alice") as alice, pytest.raises(InvalidRequest, match=f"{bias[0]} is outside"):
-        ask(alice, SamplingParams(logit_bias=(bias,)))
-
-
-def test_a_prompt_must_have_a_token_that_is_not_output(served: Callable[[str], Connection]) -> None:
-    with served("alice") as alice, pytest.raises(InvalidRequest, match="4 tokens of a prompt of 4"):
-        ask(alice, replace(LETTERS, made=4))

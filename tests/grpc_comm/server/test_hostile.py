@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import grpc
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from grpc_comm.observability.metrics import Metrics
 from grpc_comm.proto import verifier_pb2 as pb
@@ -20,6 +22,7 @@ from grpc_comm.server.model_registry import Served
 from grpc_comm.server.server import BackgroundServer
 from tests.support.hand_streams import Raw, dropped, say
 from tests.support.hostile import SESSION, Neighbour, RawPeer, deaf, frame, neighbour
+from tests.support.tiers import examples
 from tests.support.wire_fixtures import (
     FAULTY,
     VOCABULARY,
@@ -73,10 +76,10 @@ def served(attacked: Attacked) -> Iterator[BackgroundServer]:
 
 
 @contextmanager
-def impatient() -> Iterator[BackgroundServer]:
+def impatient(lease: float = 0.5) -> Iterator[BackgroundServer]:
     """A target with one row that soon has enough of silence; when the attack is over it serves."""
     engine = successor_engine(rows=1)
-    with background(engine, lease_seconds=0.5) as server:
+    with background(engine, lease_seconds=lease) as server:
         yield server
         eventually(lambda: engine.free_rows == 1 and not engine.sessions)
         assert say(server.address, [opening(), decode_to(5)]).code is CODES.OK
@@ -129,13 +132,6 @@ OTHER_OPENINGS: dict[str, tuple[dict[str, Any], str]] = {
 """What does not go with this target."""
 
 
-@pytest.mark.parametrize("first", [chain_of(), pb.ClientMessage()], ids=["nodes", "nothing"])
-def test_what_opens_no_session_must_not_come_first(
-    first: pb.ClientMessage, served: BackgroundServer
-) -> None:
-    say(served.address, [first]).check(CODES.INVALID_ARGUMENT, "first")
-
-
 BAD_REQUESTS: dict[str, tuple[pb.ClientMessage, str]] = {
     "nodes without parents": (chain_of(parents=[]), "parent"),
     "an id beyond the vocabulary": (chain_of(tokens=[4, VOCABULARY]), "vocabulary"),
@@ -152,6 +148,8 @@ BAD_REQUESTS: dict[str, tuple[pb.ClientMessage, str]] = {
 
 
 REFUSED: dict[str, tuple[list[pb.ClientMessage], grpc.StatusCode, str]] = {
+    "nodes before a session": ([chain_of()], CODES.INVALID_ARGUMENT, "first"),
+    "nothing before a session": ([pb.ClientMessage()], CODES.INVALID_ARGUMENT, "first"),
     **{
         name: ([opening(**changes)], CODES.FAILED_PRECONDITION, named)
         for name, (changes, named) in OTHER_OPENINGS.items()
@@ -239,15 +237,17 @@ def test_a_flood_is_held_back_at_its_sender(kind: str, monkeypatch: pytest.Monke
     assert engine.free_rows == 1
 
 
-def test_candidates_that_come_too_fast_are_dropped_and_counted(
+def test_candidates_that_come_too_fast_or_late_are_dropped_and_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("grpc_comm.server.state.NODES_PER_SECOND", 40)
     metrics = Metrics()
     with background(successor_engine(), metrics=metrics) as server:
-        said = say(server.address, [opening(), *[chain_of(range(4, 34))] * 2, decode_to(6)])
-    assert said.code is CODES.OK
-    assert dropped(metrics)["rate"] == 30
+        late = chain_of([9, 9], base=1)  # below a token that another one follows
+        for candidates in ([late], [chain_of(range(4, 34))] * 2):
+            said = say(server.address, [opening(), *candidates, decode_to(6)])
+            assert said.code is CODES.OK
+    assert dropped(metrics) == {"rate": 30, "late": 2, "cap": 0}
 
 
 def _still(flood: Flood) -> bool:
@@ -317,8 +317,32 @@ def test_what_is_not_http_2_is_hung_up_on(words: bytes, served: BackgroundServer
         assert peer.ended()
 
 
+@given(
+    frames=st.lists(
+        st.one_of(
+            st.binary(max_size=100),
+            st.tuples(
+                st.integers(0, 12), st.integers(0, 255), st.integers(0, 3), st.binary(max_size=40)
+            ),
+        )
+    )
+)
+@settings(max_examples=examples(20), suppress_health_check=list(HealthCheck))
+def test_frames_that_no_library_sends_end_their_connection_at_most(
+    attacked: Attacked, frames: list[Any]
+) -> None:
+    with closing(RawPeer(attacked.server.address)) as peer:
+        peer.greet()
+        peer.call()
+        for one in frames:
+            try:
+                peer.socket.sendall(one if isinstance(one, bytes) else frame(*one))
+            except OSError:  # hung up on
+                return
+
+
 def test_a_client_that_reads_nothing_does_not_keep_its_row() -> None:
-    with impatient() as server, deaf(server.address), raw_stub(server.address) as stub:
+    with impatient(3.0) as server, deaf(server.address), raw_stub(server.address) as stub:
         stream, alive = Raw(stub, opening(), decode_to(5)), threading.Event()
         beats = threading.Thread(target=lambda: beat(stream, alive))
         beats.start()
@@ -343,9 +367,12 @@ def test_a_client_that_reads_nothing_does_not_keep_the_target_from_ending() -> N
     assert engine.free_rows == 1
 
 
-def test_a_fault_of_the_target_says_its_kind_and_no_more(served: BackgroundServer) -> None:
+def test_a_fault_of_the_target_says_its_kind_and_no_more(
+    served: BackgroundServer, caplog: pytest.LogCaptureFixture
+) -> None:
     said = say(served.address, [opening(prompt=[1, FAULTY]), decode_to(5)])
     assert (said.code, said.details) == (CODES.INTERNAL, "a fault in the target: RuntimeError")
+    assert "in choose" in caplog.text  # the log has its traceback
 
 
 NAMES = [
@@ -392,11 +419,3 @@ def test_the_log_holds_no_token_of_a_prompt_or_a_tree_even_at_its_most_talkative
         record.getMessage() + str(record.exc_text or "") for record in caplog.records
     )
     assert not [token for token in (*secret, 3_444, 5_555) if re.search(rf"\b{token}\b", logged)]
-
-
-def test_candidates_that_come_late_are_counted() -> None:
-    metrics = Metrics()
-    with background(successor_engine(), metrics=metrics) as server:
-        wrong = chain_of([9, 9], base=1)  # below a token that another one follows
-        assert say(server.address, [opening(), wrong, decode_to(6)]).code is CODES.OK
-    assert dropped(metrics) == {"rate": 0, "late": 2, "cap": 0}

@@ -1,36 +1,39 @@
-"""Streams by hand: orders, credit, resumed sessions, slow readers, a target that drains."""
+"""Streams by hand, and streams that a host carries, whose target checks keys itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from grpc_comm.client.connection import connect
+from grpc_comm import keys
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.server import sender
+from grpc_comm.proto import verifier_pb2_grpc
+from grpc_comm.security import SecurityOptions
+from grpc_comm.server.hosted import HostedTarget, await_routes
+from grpc_comm.server.server import Target
 from grpc_comm.transport import Address
 from inference.engine.engine import Engine
-from inference.errors import Busy
-from inference.order import MIN_CREDIT
-from inference.sampling import SamplingParams
-from tests.support.hand_streams import Raw, ack, draining, go
-from tests.support.hostile import RawPeer, resume
+from tests.support.hand_streams import Raw, draining, go
+from tests.support.hostile import resume
+from tests.support.refusals import assert_refused
 from tests.support.wire_fixtures import (
+    LOOPBACK,
     WAIT,
     Successor,
     background,
     chain_of,
     decode_to,
+    describe,
     eventually,
     opening,
     raw_stub,
-    status,
     successor_engine,
 )
 
@@ -44,59 +47,27 @@ class Served(NamedTuple):
     model: Successor
     engine: Engine
     stub: Any
-    address: Address
-
-
-@contextmanager
-def serving(engine: Engine, **options: Any) -> Iterator[Served]:
-    assert isinstance(engine.model, Successor)
-    with background(engine, **options) as server, raw_stub(server.address) as stub:
-        yield Served(engine.model, engine, stub, server.address)
-        engine.model.gate.set()
 
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    with serving(successor_engine()) as target:
-        yield target
-
-
-def test_opened_states_what_the_session_may_do(served: Served) -> None:
-    stream = Raw(served.stub, opening())
-    opened = stream.answer().opened
-    assert (opened.length, opened.tree_nodes, opened.candidates) == (3, 32, 1024)
-    assert len(opened.resume_key) == 16
-    stream.cut()
+    engine = successor_engine()
+    assert isinstance(engine.model, Successor)
+    with background(engine) as server, raw_stub(server.address) as stub:
+        yield Served(engine.model, engine, stub)
 
 
 def test_an_order_and_candidates_may_follow_open_at_once(served: Served) -> None:
     stream = Raw(served.stub, opening(), decode_to(9, **WAITING), chain_of([4, 5, 9]), go(2))
-    assert stream.answer().HasField("opened")
+    opened = stream.answer().opened
+    assert (opened.length, opened.tree_nodes, opened.candidates) == (3, 32, 1024)
+    assert len(opened.resume_key) == 16
     answer = stream.answer().tokens
     assert (answer.position, list(answer.ids), answer.nodes) == (3, [4, 5, 6], 4)
     assert list(answer.proposers) == [0, 0, 255]
     assert (answer.known, answer.forwards, answer.lone) == (3, 1, 0)
     assert answer.share_microseconds <= answer.model_microseconds
     stream.cut()
-
-
-def test_a_target_without_news_says_that_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In line, while nothing was ordered, and when the text has ended."""
-    monkeypatch.setattr(sender, "HEARTBEAT_SECONDS", 0.05)
-    with serving(successor_engine(rows=1)) as served:
-        first = Raw(served.stub, opening())
-        first.answer()
-        in_line = Raw(served.stub, opening())
-        for stream in (first, in_line):
-            for _ in range(3):
-                said = stream.answer().tokens
-                assert (said.position, list(said.ids), said.end) == (3, [], pb.Tokens.NOT)
-        first.send(decode_to(4))
-        assert first.until(pb.Tokens.MAX_TOKENS) == [4]
-        for _ in range(3):
-            assert first.answer().tokens.position == 4
-        first.cut()
-        in_line.cut()
 
 
 REFUSED: dict[str, tuple[dict[str, Any], grpc.StatusCode]] = {
@@ -125,25 +96,13 @@ def test_who_may_not_resume_is_refused_and_the_session_goes_on(served: Served, n
     stream.cut()
 
 
-@pytest.mark.parametrize("name", ["more than there are", "less than the prompt"])
-def test_a_client_that_cannot_have_so_many_tokens_is_refused(served: Served, name: str) -> None:
-    stream = Raw(served.stub, opening())
-    opened = stream.answer().opened
-    length = 4 if name == "more than there are" else 2
+@pytest.mark.parametrize("length", [4, 2])
+def test_a_client_that_cannot_have_so_many_tokens_is_refused(served: Served, length: int) -> None:
+    """Of a prompt of 3, and no output yet."""
+    opened = Raw(served.stub, opening()).answer().opened
     refused = Raw(served.stub, resume(opened, length=length)).ending()
     refused.check(CODES.FAILED_PRECONDITION, "the client counts")
     eventually(lambda: served.engine.sessions == [])
-
-
-def test_the_length_of_a_resume_counts_as_acknowledged(served: Served) -> None:
-    older = Raw(served.stub, opening(), decode_to(900, credit=20))
-    opened = older.answer().opened
-    older.until(pb.Tokens.CREDIT)
-    newer = Raw(served.stub, resume(opened, length=23))
-    newer.answer()
-    assert newer.tokens(20) == list(range(24, 44))
-    for stream in (older, newer):
-        stream.cut()
 
 
 def test_a_session_whose_stream_broke_stands_still(served: Served) -> None:
@@ -162,31 +121,6 @@ def test_a_session_whose_stream_broke_stands_still(served: Served) -> None:
     assert resumed.tokens(3)[0] == 6
     for stream in (other, resumed):
         stream.cut()
-
-
-def test_a_slow_reader_gets_fewer_and_longer_messages(served: Served) -> None:
-    """Of a client that reads nothing, flow control takes some messages; the rest come as one."""
-    peer = RawPeer(served.address)
-    peer.greet(window=400)
-    peer.call()
-    for message in (opening(), decode_to(2_000)):
-        peer.send(message.SerializeToString())
-    eventually(lambda: len(served.engine.sessions) == 1)
-    session = served.engine.sessions[0]
-
-    def has_reached(length: int) -> bool:
-        return session.length >= length
-
-    eventually(partial(has_reached, 3 + MIN_CREDIT))
-    for length in range(60, 2_000, 60):  # it acknowledges what it does not read
-        eventually(partial(has_reached, length))
-        peer.send(ack(length).SerializeToString())
-    eventually(lambda: session.length == 2_000)
-    peer.window(2**20)
-    sizes = [len(message.tokens.ids) for message in peer.messages(1_997)]
-    assert sum(sizes) == 1_997
-    assert max(sizes) > 500
-    peer.close()
 
 
 def test_a_draining_target_tells_what_the_forward_in_hand_brings_and_ends_the_session() -> None:
@@ -225,16 +159,148 @@ def test_a_draining_target_tells_what_the_forward_in_hand_brings_and_ends_the_se
                 one.ending().check(CODES.OK)
 
 
-def test_a_full_target_names_the_time_after_which_to_ask_again() -> None:
-    with serving(successor_engine(rows=1, waiting=0)) as served:
-        held = Raw(served.stub, opening())
-        held.answer()
-        refused = served.stub.Session(iter([opening()]), timeout=WAIT)
-        assert status(refused)[0] is CODES.RESOURCE_EXHAUSTED
-        assert dict(refused.trailing_metadata()) == {"retry-after-ms": "1000"}
-        with connect(str(served.address)) as hasty:
-            session = hasty.session()
-            session.open([1, 2, 3], SamplingParams())
-            with pytest.raises(Busy, match="full"):
-                session.receive(WAIT)
-        held.cut()
+class Carried:
+    """A call as a host has it: what the caller sent along, and how the call ended."""
+
+    def __init__(self, token: str = "") -> None:
+        self.sent = [("authorization", f"Bearer {token}")] if token else []
+        self.code: grpc.StatusCode | None = None
+        self.details, self.trailing = "", list[tuple[str, str]]()
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        return self.sent
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        self.code = code
+
+    def set_details(self, details: str) -> None:
+        self.details = details
+
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None:
+        self.trailing = trailing_metadata
+
+
+async def said(*messages: pb.ClientMessage) -> AsyncIterator[pb.ClientMessage]:
+    """These messages, from a client that goes on listening."""
+    for message in messages:
+        yield message
+    await asyncio.sleep(WAIT)
+
+
+def hosted(**options: Any) -> HostedTarget:
+    engine = successor_engine(rows=1, waiting=0)
+    return HostedTarget(Target(engine, describe(engine), LOOPBACK, **options))
+
+
+async def answers(target: HostedTarget, call: Carried, *messages: pb.ClientMessage) -> list[int]:
+    """All tokens that the target sends before it ends the text or the call."""
+    came = list[int]()
+    async for message in target.session(said(*messages), call):
+        came += message.tokens.ids
+        if message.tokens.end:
+            break
+    return came
+
+
+def carried(target: HostedTarget, *calls: Any) -> list[Any]:
+    async def run() -> list[Any]:
+        target.begin()
+        try:
+            return [await asyncio.wait_for(call, WAIT) for call in calls]
+        finally:
+            await target.end()
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def keyed(tmp_path: Path) -> tuple[SecurityOptions, str]:
+    file = tmp_path / "keys.json"
+    token = keys.make_key(file, "alice")
+    return SecurityOptions(keys_file=file), token
+
+
+def test_who_has_no_key_gets_nothing_from_a_target_behind_an_ingress(
+    keyed: tuple[SecurityOptions, str],
+) -> None:
+    target, calls = hosted(security=keyed[0]), [Carried(token) for token in ("", "wrong", keyed[1])]
+    said = carried(
+        target,
+        *(answers(target, call, opening(), decode_to(6)) for call in calls),
+        *(target.describe(pb.DescribeRequest(), call) for call in calls),
+    )
+    assert said[:5] == [[], [], [4, 5, 6], pb.Description(), pb.Description()]
+    assert said[5].model == "successor"
+    assert {call.code for call in calls[:2]} == {grpc.StatusCode.UNAUTHENTICATED}
+
+
+def test_a_key_that_is_taken_out_ends_its_stream(keyed: tuple[SecurityOptions, str]) -> None:
+    security, token = keyed
+    target, call = hosted(security=security), Carried(token)
+
+    async def until_refused() -> None:
+        async for message in target.session(said(opening()), call):
+            if message.WhichOneof("kind") == "opened":
+                assert security.keys_file is not None
+                security.keys_file.write_text('{"keys": []}')
+
+    carried(target, until_refused())
+    assert call.code is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_full_target_says_when_to_come_again() -> None:
+    target, second = hosted(), Carried()
+
+    async def beside() -> None:
+        async for _ in target.session(said(opening()), Carried()):
+            await answers(target, second, opening())
+            break
+
+    carried(target, beside())
+    assert second.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert dict(second.trailing)["retry-after-ms"].isdigit()
+
+
+def test_a_call_that_the_host_drops_leaves_its_session_to_be_resumed() -> None:
+    target = hosted()
+
+    async def dropped_and_resumed() -> list[int]:
+        stream = target.session(said(opening()), Carried())
+        opened = (await anext(stream)).opened
+        while not opened.resume_key:
+            opened = (await anext(stream)).opened
+        await stream.aclose()  # type: ignore[attr-defined]  # it is a generator
+        return await answers(target, Carried(), resume(opened), decode_to(6))
+
+    assert carried(target, dropped_and_resumed()) == [[4, 5, 6]]
+
+
+def test_tls_behind_an_ingress_is_refused_with_what_to_do_instead() -> None:
+    tls = SecurityOptions(tls_cert=Path("a"), tls_key=Path("b"))
+    assert_refused(lambda: hosted(security=tls), ["--tls_cert", "in front of the ingress"])
+
+
+class LateIngress(verifier_pb2_grpc.TargetServicer):
+    """An ingress that drops the status of its first streams, and then reaches a target."""
+
+    def __init__(self, dropped: int) -> None:
+        self.left = dropped
+
+    def Session(self, messages: Any, context: grpc.ServicerContext) -> Any:
+        if self.left:
+            self.left -= 1
+        else:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "no token")
+        yield from ()
+
+
+def test_an_ingress_is_waited_for_until_a_refusal_comes_through() -> None:
+    server, ingress = grpc.server(ThreadPoolExecutor(2)), LateIngress(2)
+    verifier_pb2_grpc.add_TargetServicer_to_server(ingress, server)
+    address = Address("127.0.0.1", server.add_insecure_port("127.0.0.1:0"))
+    server.start()
+    try:
+        await_routes(address)
+    finally:
+        server.stop(None).wait()
+    assert ingress.left == 0

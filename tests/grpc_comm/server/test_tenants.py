@@ -25,7 +25,6 @@ from tests.support.wire_fixtures import (
     decode_to,
     eventually,
     opening,
-    raw_stub,
     successor_engine,
 )
 
@@ -94,14 +93,6 @@ def test_health_is_told_to_anyone_as_a_whole_without_reading_what_they_sent_and_
         with pytest.raises(grpc.RpcError) as refusal:
             stub.Check(asked(service="no such service"), **known)
         assert refusal.value.code() is CODES.NOT_FOUND
-
-
-def test_a_key_lets_its_tenant_use_every_method(server: BackgroundServer) -> None:
-    with raw_stub(server.address) as stub:
-        served = stub.Describe(pb.DescribeRequest(), metadata=bearer("alice"), timeout=WAIT)
-        assert served.max_tree_nodes == 32
-    said = say(server.address, [opening(), decode_to(5)], "alice")
-    assert (said.code, said.tokens) == (CODES.OK, [4, 5])
 
 
 def test_a_session_resumes_for_its_own_tenant_only_and_others_learn_nothing_of_it(
@@ -182,30 +173,21 @@ WITHDRAWN = Said(
 )
 
 
-def test_a_silent_stream_of_a_key_that_is_taken_out_ends_within_a_second(
+def test_streams_of_a_key_that_is_taken_out_end_within_a_second_silent_or_under_way(
     file: Path, tmp_path: Path
 ) -> None:
     assert 2 * WATCH_SECONDS < 1
-    engine = successor_engine(rows=2)
+    engine = successor_engine(rows=3)
     options = SecurityOptions(keys_file=file)
     with background(engine, security=options, lease_seconds=600) as server:
-        other = neighbour(server.address, "alice", tmp_path)
-        with under_way(server.address, "bob") as stream, other as alice:
+        other, address = neighbour(server.address, "alice", tmp_path), server.address
+        with other as alice, under_way(address, "bob") as silent, under_way(address, "bob") as text:
+            text.send(decode_to(40_000))
+            text.answer()
             keys_file(file, alice={})
-            assert stream.ending() == WITHDRAWN
+            assert silent.ending() == text.ending() == WITHDRAWN
             alice.goes_on()
-            eventually(lambda: len(engine.sessions) == 1)  # bob's is not held for its lease
-
-
-def test_a_text_under_way_of_a_key_that_is_taken_out_ends(
-    server: BackgroundServer, file: Path
-) -> None:
-    with under_way(server.address, "bob") as stream:
-        stream.send(decode_to(40_000))
-        stream.answer()
-        keys_file(file, alice={})
-        assert stream.ending() == WITHDRAWN
-    assert say(server.address, [opening(), decode_to(5)], "alice").code is CODES.OK
+            eventually(lambda: len(engine.sessions) == 1)  # bob's are not held for their lease
 
 
 LOWERED: dict[str, tuple[dict[str, int], pb.ClientMessage, str]] = {
@@ -274,19 +256,6 @@ def test_a_text_under_way_ends_at_its_keys_lowered_length(
         keys_file(file, bob={"sequence_length": 6})
         ended = stream.ending()
     ended.check(CODES.INVALID_ARGUMENT, "this key's limit is now 6 in a session")
-
-
-def test_a_tenants_prompt_does_not_show_in_anothers_prefill(server: BackgroundServer) -> None:
-    prompt = list(range(100, 400))
-
-    def reused(name: str) -> int:
-        said = say(server.address, [opening(prompt=prompt), decode_to(301)], name)
-        assert said.code is CODES.OK
-        return int(said.answers[0].opened.reused_tokens)
-
-    assert reused("alice") == 0
-    assert reused("bob") == 0
-    assert reused("alice") > 0
 
 
 def test_claims_of_one_key_say_nothing_of_another_that_shares_its_rows(file: Path) -> None:

@@ -1,140 +1,176 @@
-"""A target compiled for this CPU: built, checked, loaded, served and refused."""
+"""A target, and its draft, compiled for this CPU into one artefact: built, loaded, served and
+refused.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from torch import Tensor
 
-from compile.agreement import check_graph
+from compile import round_check
 from compile.build.build import build_artifact, read_source
 from compile.build.cpu import CpuBuilder, check_compiler
 from compile.spec import CompileSpec, mask_words, prefill_bucket, verify_bucket
 from grpc_comm.client.connection import connect
 from inference.backends.eager import EagerModel
-from inference.backends.graphs.compiled import CompiledModel, load_compiled, read_compiled
+from inference.backends.graphs.compiled import read_compiled
+from inference.backends.graphs.fused import load_fused
 from inference.engine.engine import Engine
 from inference.engine.sessions.local_session import LocalSession
 from inference.errors import BadArtifact, InvalidRequest
-from inference.files.artifact import read_manifest, write_manifest
-from inference.model.cache import FeatureForm
+from inference.files.artifact import (
+    MANIFEST,
+    DraftBucket,
+    FusedPart,
+    Manifest,
+    RoundBucket,
+    read_manifest,
+    write_manifest,
+)
+from inference.model.checkpoints.config import read_raw_config
+from inference.model.checkpoints.weight_files import fingerprint
 from inference.model.decoder import Decoder
 from inference.text.tokenizer import Tokenizer
+from inference.tree.tree_shape import Branches
 from outrider.cli import main
+from outrider.options.roles import FusedTargetRole
 from outrider.processes import READY
 from outrider.target.spawn import role_environment
+from outrider.target.target import load_target
 from tests.support.backends import NO_COMPILER
+from tests.support.equality import NearTies
 from tests.support.models import SAMPLINGS, loaded, write_checkpoint_with_tokenizer
-from tests.support.pairs import alone, growing, nudged, speculated
+from tests.support.pairs import alone, assert_drafted_text, growing, nudged, speculated
 from tests.support.refusals import assert_refused
 
 pytestmark = [pytest.mark.extended, NO_COMPILER]
 
-LENGTH, NODES, LEVELS = 120, 8, 3
-JUNK = LENGTH + NODES
+LENGTH, TREE = 60, 4
+JUNK = LENGTH + TREE
+
+
+class Build(NamedTuple):
+    """A build of the target's graphs, the draft's, and a round of two rows; and what it printed."""
+
+    spec: CompileSpec
+    source: Path
+    draft: Path
+    lines: list[str]
+
+    def into(self, directory: Path) -> Manifest:
+        return build_artifact(
+            self.spec,
+            read_source(self.source),
+            CpuBuilder(self.spec, self.source, self.draft),
+            directory,
+            command="test",
+            say=self.lines.append,
+        )
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64}
-    return write_checkpoint_with_tokenizer(tmp_path_factory.mktemp("model"), **sizes)
-
-
-def spec_of(source: Path, **changes: Any) -> CompileSpec:
-    vocabulary = Tokenizer(source).vocabulary
-    sampled = replace(verify_bucket(2, NODES, JUNK, JUNK, sampled=True), levels=LEVELS)
-    graphs = (
-        prefill_bucket(1, 16, 64, JUNK),
-        verify_bucket(2, NODES, JUNK, JUNK, sampled=False),
-        sampled,
-        replace(sampled, words=mask_words(vocabulary, 1)),
+def build(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
+    folder = tmp_path_factory.mktemp("models")
+    source, draft = (
+        write_checkpoint_with_tokenizer(folder / name, seed=seed, num_hidden_layers=1)
+        for seed, name in enumerate(("target", "draft"))
     )
-    spec = CompileSpec("tiny", "cpu", vocabulary, graphs, 2, LENGTH, NODES, features=(0, 1))
-    return replace(spec, **changes)
-
-
-@pytest.fixture(scope="module")
-def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    spec, out = spec_of(source), tmp_path_factory.mktemp("artifact")
-    builder = CpuBuilder(spec, source)
+    part = FusedPart(
+        "disagreeing draft",
+        fingerprint(draft),
+        read_raw_config(draft),
+        (DraftBucket(1, 16, JUNK, 1, 1, False, JUNK),),
+        (RoundBucket.of(Branches((2,)), 2, JUNK, JUNK, sampled=True),),
+    )
+    vocabulary = Tokenizer(source).vocabulary
+    sampled = replace(verify_bucket(2, TREE, JUNK, JUNK, sampled=True), levels=3)
+    masked = replace(sampled, words=mask_words(vocabulary, 1))
+    graphs = (prefill_bucket(1, 16, JUNK, JUNK), sampled, masked)
+    spec = CompileSpec("tiny", "cpu", vocabulary, graphs, 2, LENGTH, TREE, fused=part)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
-        build_artifact(spec, read_source(source), builder, out, command="test", say=print)
-        yield out
+        yield Build(spec, source, draft, [])
 
 
 @pytest.fixture(scope="module")
-def model(built: Path) -> CompiledModel:
-    return load_compiled(built, read_compiled(built))
+def built(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("artifact")
+    build.into(out)
+    return out
 
 
 @pytest.fixture(scope="module")
-def target(source: Path) -> Decoder:
-    return loaded(source, LENGTH, Tokenizer(source).vocabulary)
-
-
-def eager_model(target: Decoder) -> EagerModel:
-    return EagerModel(target, rows=2, capacity=JUNK, max_nodes=32)
+def target(build: Build) -> Decoder:
+    return loaded(build.source, LENGTH, build.spec.vocabulary)
 
 
 def prompt_of(target: Decoder, length: int) -> list[int]:
     return np.random.default_rng(length).integers(0, target.vocabulary, length).tolist()
 
 
-Run = Callable[..., tuple[Tensor, ...]]
+def test_an_artefact_holds_both_models_and_says_so(build: Build, built: Path) -> None:
+    manifest = read_manifest(built)
+    assert manifest.fused is not None
+    assert {path.relative_to(built).as_posix() for path in (built / "graphs").iterdir()} == {
+        f"graphs/{bucket.name}.pt2" for bucket in manifest.graphs
+    }
+    assert {"weights/model.safetensors", "weights/draft.safetensors"} < set(manifest.files)
+    assert str(manifest.fused.shape) == "tree of 2 nodes (2 children a node)"
+    assert build.lines[-2:] == [
+        "rounds, greedy: 30 of 30 choices equal",
+        "rounds, temperature 1: 30 of 30 choices equal",
+    ]
 
 
-@pytest.mark.parametrize("kind", ["greedy", "sampled", "masked"])
-def test_a_graph_that_computes_something_else_is_not_written(
-    model: CompiledModel, target: Decoder, kind: str
-) -> None:
-    bucket, graph = next(
-        (bucket, graph)
-        for bucket, graph in model.graphs.items()
-        if bucket.picks > 1 and bucket.name.endswith(kind)
+def test_the_role_serves_the_targets_own_text(built: Path, target: Decoder, ties: NearTies) -> None:
+    served = load_target(FusedTargetRole(artifact=str(built), host="127.0.0.1", port=0))
+    assert served.description.draft_model == (
+        "disagreeing draft (in the target's graph: tree of 2 nodes (2 children a node))"
     )
+    eager = EagerModel(target, rows=1, capacity=JUNK, max_nodes=16)
+    plain = Engine(eager, sequence_length=LENGTH, max_tree_nodes=8, vocabulary=target.vocabulary)
+    for length, params in enumerate(SAMPLINGS[:4], 5):
+        prompt = prompt_of(target, length)
+        own = alone(LocalSession(plain), prompt, params, 20)
+        assert_drafted_text(served.engine, target, prompt, params, own, ties)
 
-    def check(run: Run) -> None:
-        over = CompiledModel({bucket: run}, model.cache, FeatureForm((0, 1), 32))
-        check_graph(over, eager_model(target), bucket, LENGTH, (0, 1))
 
-    def flipped(**inputs: Tensor) -> tuple[Tensor, ...]:
-        chosen, *others = graph(**inputs)
-        return chosen.flip(1), *others
+def test_a_build_whose_rounds_write_another_text_ends_without_a_manifest(
+    build: Build, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = read_manifest(built)
+    wrong = load_fused(built, manifest)
+    ((bucket, graph),) = wrong.round_graphs.items()
 
-    def moved(**inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(part + 1 for part in graph(**inputs))
+    def shifted(**inputs: Tensor) -> tuple[Tensor, ...]:
+        answer, *others = graph(**inputs)
+        answer[:, -1] = (answer[:, -1] + 1) % manifest.vocabulary
+        return answer, *others
 
-    def featureless(**inputs: Tensor) -> tuple[Tensor, ...]:
-        *others, features = graph(**inputs)
-        return *others, features.roll(1, -1)
-
-    def leaking(**inputs: Tensor) -> tuple[Tensor, ...]:
-        chosen, keys, *others = graph(**inputs)
-        return chosen, keys * (1 + 3e-5 * keys.abs().mean()), *others
-
-    check(graph)
-    for wrong, shown in (
-        (moved, "keys differ"),
-        (flipped, "choices differ"),
-        (featureless, "features differ"),
-        (leaking, "keys change"),
-    ):
-        with pytest.raises(BadArtifact, match=shown):
-            check(wrong)
+    wrong.round_graphs = {bucket: shifted}
+    out = shutil.copytree(built, tmp_path / "out")
+    (out / MANIFEST).unlink()
+    monkeypatch.setattr(round_check, "load_fused", lambda *_: wrong)
+    assert_refused(lambda: build.into(out), ["own text"], BadArtifact)
+    assert not (out / MANIFEST).exists()
+    monkeypatch.undo()
+    assert build.into(out).files == manifest.files
 
 
 @pytest.mark.parametrize(
-    "name", ["weights/model.safetensors", "tokenizer.json", "graphs/prefill_b1_t16_s64_greedy.pt2"]
+    "name",
+    ["weights/model.safetensors", "tokenizer.json", f"graphs/prefill_b1_t16_s{JUNK}_greedy.pt2"],
 )
 def test_a_changed_byte_is_refused_by_the_files_name(artifact: Path, name: str) -> None:
     data = bytearray((artifact / name).read_bytes())
@@ -193,49 +229,53 @@ COMPILER = (
 
 
 def test_the_served_process_traces_nothing_starts_no_compiler_and_imports_no_model_source(
-    built: Path, target: Decoder, tmp_path: Path
+    artifact: Path, target: Decoder, tmp_path: Path
 ) -> None:
     """The role as typed, with an empty torch cache. Parts of compilers come with transformers."""
-    cache, prompt, made = tmp_path / "cache", prompt_of(target, 20), []
+    write_manifest(artifact, replace(read_manifest(artifact), fused=None))
+    cache, prompt = tmp_path / "cache", prompt_of(target, 20)
     environment = {**role_environment(), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
-    command = [sys.executable, "-c", SERVING, str(built)]
+    command = [sys.executable, "-c", SERVING, str(artifact)]
     with subprocess.Popen(command, env=environment, stdout=-1, stderr=-1, text=True) as process:
         assert process.stderr is not None
         ready = next((line for line in process.stderr if line.startswith(READY)), READY + "nowhere")
         with connect(ready.removeprefix(READY).split()[0]) as connection:
             for params in SAMPLINGS[:3]:
                 draft, session = growing(nudged(target)), connection.session()
-                made.append(speculated(session, draft, prompt, params, 20))
+                assert len(speculated(session, draft, prompt, params, 20)) == 20
         process.terminate()
         printed, said = process.communicate(timeout=30)
     assert process.returncode == 0, said
-    vocabulary, eager = target.vocabulary, eager_model(target)
-    served = Engine(eager, sequence_length=LENGTH, max_tree_nodes=NODES, vocabulary=vocabulary)
-    assert made == [alone(LocalSession(served), prompt, params, 20) for params in SAMPLINGS[:3]]
     imported = json.loads(printed)
     assert [name for name in imported if re.fullmatch(f"{MODEL_SOURCE}|{COMPILER}", name)] == []
     assert list(cache.glob("*")) == []  # torch makes the directory; nothing was compiled into it
 
 
+VERIFY, FUSED = ["verify_target", "--prompt", "a"], ["fused_target"]
+
+
 @pytest.mark.parametrize(
     ("flags", "shown"),
     [
-        (["--model", "somewhere"], "leave out --model"),
-        (["--device", "cuda"], "--device cuda"),
-        (["--sequence_length", "500"], f"2 to {LENGTH}"),
+        ([*VERIFY, "--model", "somewhere"], "leave out --model"),
+        ([*VERIFY, "--device", "cuda"], "--device cuda"),
+        ([*VERIFY, "--sequence_length", "500"], f"2 to {LENGTH}"),
+        ([*FUSED, "--draft_model", "another"], "contains a draft"),
+        ([*FUSED, "--draft_quantization", "int8"], "remove --draft_quantization"),
+        ([*FUSED, "--max_tree_nodes", "2"], "3 nodes"),
     ],
 )
 def test_flags_that_contradict_the_artefact_are_refused(
     built: Path, capsys: pytest.CaptureFixture[str], flags: list[str], shown: str
 ) -> None:
-    assert main(["--role", "verify_target", "--artifact", str(built), "--prompt", "a", *flags]) == 1
+    assert main(["--role", *flags, "--artifact", str(built)]) == 1
     assert shown in capsys.readouterr().err
 
 
 def test_no_compiler_and_an_unknown_flag_of_it_are_refused(
-    source: Path, monkeypatch: pytest.MonkeyPatch
+    build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = spec_of(source, compiler_flags={"--O2": ""})
-    assert_refused(lambda: CpuBuilder(spec, source), ["--O2"])
+    spec = replace(build.spec, compiler_flags={"--O2": ""})
+    assert_refused(lambda: CpuBuilder(spec, build.source), ["--O2"])
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert_refused(check_compiler, ["g++"], InvalidRequest)

@@ -84,33 +84,23 @@ def agrees(ranked: Ranked, node: int, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("norms_residual", [False, True])
-def test_a_root_is_ranked_from_the_targets_features(
-    tmp_path: Path, norms_residual: bool, layers: int
-) -> None:
-    text = Pair(tmp_path, norms_residual=norms_residual, layers=layers).text(0, PROMPT)
-    agrees(text.here.rank(TokenTree.chain(text.tokens[-1:]), [0], 8), 0, text.expected())
-
-
-def test_a_prompt_that_is_fed_in_parts_has_the_same_features(tmp_path: Path) -> None:
-    text = Pair(tmp_path).text(0, pairs.prompt_of(150))
-    agrees(text.here.rank(TokenTree.chain(text.tokens[-1:]), [0], 8), 0, text.expected())
-
-
-@pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("calls", [[[0], [1, 2], [3]], [[0, 1, 2, 3]]], ids=["by level", "at once"])
 def test_candidates_are_ranked_from_what_the_head_returned_for_their_parents(
-    tmp_path: Path, calls: list[list[int]], layers: int
+    tmp_path: Path, calls: list[list[int]], norms_residual: bool, layers: int
 ) -> None:
-    text = Pair(tmp_path, layers=layers).text(0, PROMPT)
-    tree = TokenTree(*np.array([[PROMPT[-1], 40, 50, 60], [-1, 0, 0, 2]]))
-    ranked = {
-        node: (answer, index)
-        for nodes in calls
-        for answer in [text.here.rank(tree, nodes, 8)]
-        for index, node in enumerate(nodes)
-    }
-    for node, below in enumerate([[], [40], [50], [50, 60]]):
-        agrees(*ranked[node], text.expected(below))
+    """And the root from the target's features, also those of a prompt that is fed in parts."""
+    pair = Pair(tmp_path, norms_residual=norms_residual, layers=layers)
+    for prompt in (PROMPT, pairs.prompt_of(150)):
+        text = pair.text(0, prompt)
+        tree = TokenTree(*np.array([[prompt[-1], 40, 50, 60], [-1, 0, 0, 2]]))
+        ranked = {
+            node: (answer, index)
+            for nodes in calls
+            for answer in [text.here.rank(tree, nodes, 8)]
+            for index, node in enumerate(nodes)
+        }
+        for node, below in enumerate([[], [40], [50], [50, 60]]):
+            agrees(*ranked[node], text.expected(below))
 
 
 @pytest.mark.parametrize("ranked", [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]])

@@ -26,7 +26,7 @@ from inference.backends.libraries.transformers_loading import (
 from inference.backends.libraries.transformers_model import TransformersModel
 from inference.backends.sequence import ModelSequence, Slots
 from inference.drafters.growing_proposer import Draft
-from inference.drafters.round_proposer import BestFirst, RoundProposer
+from inference.drafters.round_proposer import BestFirst
 from inference.engine.engine import Engine
 from inference.engine.sessions.local_session import LocalSession
 from inference.errors import UnsupportedModel
@@ -114,22 +114,18 @@ def generated(library: Any) -> list[int]:
     return tokens
 
 
-def drafts_of(model: TransformersModel) -> dict[str, Proposer]:
-    """A draft of the same family whose weights are near, and one that disagrees."""
+def drafts_of(model: TransformersModel) -> list[Proposer]:
+    """A draft of the same family whose weights are near, and one that is never right."""
     near, noise = copy.deepcopy(model.library), torch.Generator().manual_seed(1)
     for parameter in near.parameters():
         parameter.data += 0.02 * torch.randn(parameter.shape, generator=noise)
-    draft = TransformersModel(
-        near, model.reaches, rows=1, capacity=LENGTH + 512, max_nodes=128, vocabulary=VOCABULARY
-    )
-    policy = BestFirst(TREE - 1, 4)
-    return {
-        "a tree that is often right": RoundProposer(draft, policy, room=TREE),
-        "a tree that is never right": rounds(
-            tiny_decoder(99, VOCABULARY, vocab_size=VOCABULARY), policy
-        ),
-        "a growing draft": Draft(draft).proposer(0, knowledge(), Prices()),
-    }
+    sizes = {"rows": 1, "capacity": LENGTH + 512, "max_nodes": 128, "vocabulary": VOCABULARY}
+    draft = TransformersModel(near, model.reaches, **sizes)
+    unrelated = tiny_decoder(99, VOCABULARY, vocab_size=VOCABULARY)
+    return [
+        Draft(draft).proposer(0, knowledge(), Prices()),
+        rounds(unrelated, BestFirst(TREE - 1, 4)),
+    ]
 
 
 @each_family
@@ -141,7 +137,7 @@ def test_every_text_is_the_librarys_own(family: str, tmp_path: Path) -> None:
     for params in SAMPLINGS[:3]:
         expected = own_text(original(family), params)
         assert alone(LocalSession(engine), PROMPT, params, MADE) == expected
-        for draft in drafts.values():
+        for draft in drafts:
             session = LocalSession(engine)
             text = speculated(
                 session, draft, PROMPT, params, MADE, lambda step: steps.append(len(step.tokens))
@@ -244,8 +240,11 @@ def scores_behind(model: TransformersModel, row: int, slots: Slots) -> NDArray[n
 
 @each_with_states
 def test_a_state_is_computed_again_where_none_is_kept(family: str, tmp_path: Path) -> None:
-    """Behind a text that is cut, or copied to another row."""
+    """Behind a text that is cut, or copied to another row. The model is timed before it holds a
+    text, and no bit of a state depends on other rows and branches.
+    """
     held, fresh = (loaded(saved(family, tmp_path)) for _ in range(2))
+    assert (2, 4) in survey_target(held, LENGTH, 2, 4, Times()).run(lambda line: None)
     text = np.random.default_rng(8).integers(0, VOCABULARY, 50).tolist()
     slots = sequence_after(held, text).slots
     for cut in (49, 40, 16, 3):
@@ -255,18 +254,7 @@ def test_a_state_is_computed_again_where_none_is_kept(family: str, tmp_path: Pat
         for row in (0, 1):
             found = scores_behind(held, row, slots.committed_copy())
             assert np.abs(found - expected).max() < 1e-4
-
-
-@each_with_states
-def test_no_bit_of_a_state_depends_on_other_rows_and_branches(family: str, tmp_path: Path) -> None:
-    model = loaded(saved(family, tmp_path))
-    assert_rows_are_independent(model, model.cache, TREE, VOCABULARY, SamplingParams(1.0, seed=8))
-
-
-@each_with_states
-def test_a_model_with_states_is_timed_before_it_holds_a_text(family: str, tmp_path: Path) -> None:
-    survey = survey_target(loaded(saved(family, tmp_path)), LENGTH, 2, 4, Times())
-    assert (2, 4) in survey.run(lambda line: None)
+    assert_rows_are_independent(held, held.cache, TREE, VOCABULARY, SamplingParams(1.0, seed=8))
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v3"])

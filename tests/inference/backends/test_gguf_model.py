@@ -30,7 +30,7 @@ from tests.support.gguf_models import (
     model_of,
     seen_after,
 )
-from tests.support.models import sequence_after
+from tests.support.models import SAMPLINGS, sequence_after
 from tests.support.refusals import assert_refused
 
 PROMPT: list[int] = np.random.default_rng(4).integers(0, VOCABULARY, 34).tolist()
@@ -62,15 +62,6 @@ def test_keys_are_kept_and_a_forward_computes_its_new_nodes_only(cells: Cells) -
     sequence.choose(siblings(5))
     assert cells.tokens - before == 6
     assert cells.used == len(PROMPT) + 6
-
-
-def test_a_failed_decode_is_an_error_and_changes_nothing_in_the_next_call(cells: Cells) -> None:
-    sequence = sequence_after(trees_of(cells), PROMPT)
-    cells.fails = True
-    assert_refused(lambda: sequence.choose(siblings(5)), ["made to fail"], Unavailable)
-    assert cells.used == len(PROMPT)
-    chosen = sequence.choose(siblings(5))
-    assert chosen.tolist()[1:] == after([*PROMPT, 0], range(1, 6))
 
 
 def test_a_tree_of_too_many_branches_is_refused_and_changes_nothing() -> None:
@@ -133,36 +124,24 @@ def test_rows_that_do_not_fit_into_one_decode_are_computed_in_several(cells: Cel
         assert ids.tokens.tolist()[1:] == after([row, *PROMPT, 0], range(1, 15))
 
 
-def test_a_position_beyond_the_row_is_refused(cells: Cells) -> None:
-    model = trees_of(cells, capacity=8)
-    one = np.zeros(1, dtype=np.int32)
-    segment = Segment(
-        0, one, one, one + 8, np.ones((1, 0), bool), np.ones((1, 1), bool), one, SamplingParams()
-    )
-    shown = ["position 8", "8 slots"]
-    assert_refused(lambda: model.choose([segment]), shown, LimitExceeded)
-
-
-def test_a_node_that_does_not_see_every_position_above_it_is_refused(cells: Cells) -> None:
-    model = trees_of(cells)
-    sequence = sequence_after(model, PROMPT)
+def test_a_node_beyond_the_row_or_that_does_not_see_all_above_it_is_refused(cells: Cells) -> None:
+    sequence = sequence_after(trees_of(cells, capacity=40), PROMPT)
     segment = sequence.prepare(siblings(1))
     context = segment.context.copy()
     context[0, 3] = False
+    choose = sequence.model.choose
+    beyond = segment._replace(positions=segment.positions + 5)
+    assert_refused(lambda: choose([beyond]), ["position 40", "40 slots"], LimitExceeded)
     broken = segment._replace(context=context)
-    assert_refused(lambda: model.choose([broken]), ["position"])
+    assert_refused(lambda: choose([broken]), ["position"])
 
 
 @pytest.mark.parametrize("vocabulary", [100, 5000])
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(),
-        SamplingParams(1.0, seed=2**62 + 5),
-        SamplingParams(0.8, top_k=5, seed=3),
-        SamplingParams(1.5, top_p=0.6, seed=2**40 + 9),
+        *SAMPLINGS,
         SamplingParams(0.3, top_k=200, top_p=0.95, seed=1),
-        SamplingParams(1.2, min_p=0.05, seed=2),
         SamplingParams(1.5, top_k=7, top_p=0.6, seed=4),
         SamplingParams(1.5, top_k=90, top_p=0.3, min_p=0.01, seed=5),
     ],
@@ -287,9 +266,11 @@ def test_a_row_that_was_copied_computes_nothing_again() -> None:
 
 
 @pytest.mark.parametrize("text", [PROMPT, PROMPT[:3]])
-def test_a_failed_decode_changes_no_state(text: list[int]) -> None:
-    cells = cells_of()
-    sequence, chain = with_states(cells, text), TokenTree.chain([5, 6, 7])
+@pytest.mark.parametrize("branches", [True, False])
+def test_a_failed_decode_is_an_error_and_changes_nothing(text: list[int], branches: bool) -> None:
+    chain, states = TokenTree.chain([5, 6, 7]), cells_of()
+    cells = Cells() if branches else states
+    sequence = sequence_after(trees_of(cells), text) if branches else with_states(states, text)
     for _ in range(40):  # more often than there are sequences
         cells.fails = True
         assert_refused(lambda: sequence.choose(chain), ["made to fail"], Unavailable)

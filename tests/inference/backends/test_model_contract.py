@@ -10,24 +10,19 @@ import torch
 
 from inference.backends import Model
 from inference.backends.eagle_model import FeatureModel
+from inference.backends.sequence import ModelSequence
 from inference.drafters.round_proposer import BestFirst, Chain, RoundProposer
-from inference.engine.engine import Engine
-from inference.engine.prefix_cache import WORTH_COPYING
 from inference.engine.sessions.local_session import LocalSession
-from inference.engine.sessions.session import Session
 from inference.errors import InvalidRequest, LimitExceeded, OutriderError
 from inference.loop.decode import Step
-from inference.order import Decode, Pace
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from tests.support import heads
 from tests.support.backends import BACKENDS, Subject, eager_model, ranks, takes_trees
 from tests.support.equality import assert_rows_are_independent
-from tests.support.exact import asked, finish, opened, run_dry, text_of
 from tests.support.models import SAMPLINGS, segment, tiny_decoder
 from tests.support.neuron_artifacts import LENGTH, TREE, VOCABULARY, engine_of
 from tests.support.pairs import alone, copying, growing, nudged, rounds, speculated
-from tests.support.scripted import BASE, Candidate, nodes_of
 
 each_sampling = pytest.mark.parametrize("params", SAMPLINGS, ids=str)
 each_temperature = pytest.mark.parametrize("params", SAMPLINGS[:3], ids=str)
@@ -87,69 +82,6 @@ def test_no_draft_changes_the_text(subject: Subject, draft: str, params: Samplin
         )
 
 
-PROMPT: list[int] = np.random.default_rng(4).integers(0, VOCABULARY, 34).tolist()
-OWN = [5, 7]
-"""Tokens with which the second prompt goes on alone."""
-
-
-def generate(engine: Engine, session: Session, tokens: int) -> list[int]:
-    before = session.length
-    engine.decode(session, Decode(before + tokens))
-    finish(engine, session)
-    return session.tokens[before:]
-
-
-def text_alone(
-    engine: Engine, tenant: str, prompt: list[int], params: SamplingParams, tokens: int
-) -> list[int]:
-    session = asked(engine, prompt, tokens, params, tenant)
-    finish(engine, session)
-    assert session.reused == 0
-    engine.close(session)
-    engine.step()
-    return text_of(session)
-
-
-def guess(engine: Engine, session: Session, text: list[int]) -> None:
-    """Ask for a forward with the next two tokens of this text behind a wrong one."""
-    right, wrong = text[session.made :][:2], (text[session.made] + 1) % VOCABULARY
-    nodes = [Candidate(0, BASE, wrong, 0.9), Candidate(1, BASE, right[0], 0.8)]
-    nodes += [Candidate(2, 1, token, 0.9) for token in right[1:]]
-    base = session.length - 1
-    engine.append(session, engine.join(session), nodes_of(base, nodes))
-    engine.go(session, base)
-
-
-@pytest.mark.possible(takes_trees, "subject")
-@pytest.mark.covering(1)
-@each_temperature
-def test_a_copy_of_a_row_serves_a_like_session(subject: Subject, params: SamplingParams) -> None:
-    """Whose prompt is the other's and what it was answered so far, in the middle of its tree."""
-    assert len(PROMPT) >= WORTH_COPYING
-    engine = engine_of(subject.model)
-    first_text = text_alone(engine, "alone", PROMPT, params, 16)
-    prompt = [*PROMPT, *first_text[:8], *OWN]
-    second_text = text_alone(engine, "alone too", prompt, params, 10)
-    first = opened(engine, PROMPT, params)
-    engine.decode(first, Decode(len(PROMPT) + 16, pace=Pace.WAIT))
-    while first.made < 9:
-        guess(engine, first, first_text)
-        run_dry(engine)
-    assert first.spent.nodes > first.spent.forwards  # all were in one forward
-    guess(engine, first, first_text)
-    second = opened(engine, prompt, params)
-    run_dry(engine)
-    assert text_of(first) == first_text[: first.made]
-    assert generate(engine, second, 5) == second_text[:5]
-    generate(engine, first, 16 - first.made)
-    assert text_of(first) == first_text
-    assert generate(engine, second, 5) == second_text[5:]
-    for session in (first, second):
-        engine.close(session)
-    engine.step()
-    assert second.reused == len(PROMPT) + 8
-
-
 # --- calls
 
 PREFIX = list(range(20, 30))
@@ -180,14 +112,19 @@ def test_rows_of_one_call_keep_their_sampling(subject: Subject, mixture: tuple[i
         assert together == by_itself
 
 
-@pytest.mark.possible(takes_trees, "subject")
-def test_a_call_leaves_the_other_rows_as_they_are(subject: Subject) -> None:
+def test_a_tree_chosen_again_chooses_the_same(subject: Subject) -> None:
+    """Another tree of the row, and another row where there is one, do not matter."""
     tree, then, paths = subject.trees
-    held, other = subject.after(prompt_of(30), 1), subject.after(PREFIX, 0)
-    before = subject.answers(held, tree)
-    other.choose(tree)
-    other.commit(tree, paths[-1])
-    other.choose(then)
+    held = subject.after(prompt_of(30), subject.model.rows - 1)
+    first, before = held.choose(tree).tolist(), subject.answers(held, tree)
+    assert held.choose(then).shape == (4,)
+    assert held.choose(tree).tolist() == first
+    if subject.model.rows > 1:
+        other = subject.after(PREFIX, 0)
+        other.choose(tree)
+        other.commit(tree, paths[-1])
+        other.choose(then)
+    held.abandon()
     np.testing.assert_array_equal(subject.answers(held, tree), before)
 
 
@@ -207,11 +144,27 @@ def test_a_partly_accepted_tree_is_like_a_prompt(subject: Subject, params: Sampl
         np.testing.assert_allclose(found, fresh, rtol=0, atol=2e-5)
 
 
-def test_a_tree_chosen_again_chooses_the_same(subject: Subject) -> None:
-    sequence, (tree, then, _) = subject.after(PREFIX), subject.trees
-    first = sequence.choose(tree).tolist()
-    assert sequence.choose(then).shape == (4,)
-    assert sequence.choose(tree).tolist() == first
+@pytest.mark.possible(takes_trees, "subject")
+@pytest.mark.covering(1)
+@each_temperature
+def test_a_copy_of_a_row_goes_on_alone(subject: Subject, params: SamplingParams) -> None:
+    """Behind holes, while the other one computes a tree: as a row does that was fed the text."""
+    tree, then, paths = subject.trees
+    sequence, tokens = subject.after(prompt_of(30), 0, params), prompt_of(30)
+    for path in (paths[-1], paths[-2]):
+        sequence.choose(tree)
+        sequence.commit(tree, path)
+        tokens += tree.tokens[[0, *path]].tolist()
+    sequence.prepare(tree)
+    slots = sequence.slots.committed_copy()
+    subject.model.copy_row(0, 1, slots.high_water)
+    copy = ModelSequence(subject.model, 1, params, slots)
+    sequence.abandon()
+    sequence.choose(tree)
+    sequence.commit(tree, paths[-1])
+    found = subject.answers(copy, then)
+    fresh = subject.answers(subject.after(tokens, 0, params), then)
+    np.testing.assert_allclose(found, fresh, rtol=0, atol=2e-5)
 
 
 def test_a_call_computes_as_much_as_was_asked_or_more(subject: Subject) -> None:

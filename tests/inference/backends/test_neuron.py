@@ -17,7 +17,7 @@ import torch
 from compile.neuron.builder import NeuronBuilder
 from compile.parallel import shards_evenly
 from compile.spec import verify_bucket
-from inference.backends import Scoring, Segment
+from inference.backends import Segment
 from inference.backends.neuron.loading import load_neuron
 from inference.backends.neuron.model import (
     COPY,
@@ -27,20 +27,18 @@ from inference.backends.neuron.model import (
     NeuronModel,
     NoiseAhead,
 )
-from inference.backends.sequence import ModelSequence
 from inference.engine.colocated.graph_rounds import GraphRounds, RoundModel, blank_tree
 from inference.engine.sessions.local_session import LocalSession
 from inference.errors import LimitExceeded, Unavailable
-from inference.model.cache import cache_names
 from inference.model.checkpoints.config import parse_config
-from inference.model.choice.graph_choice import FILLED, WINDOW, NoisePlace
+from inference.model.choice.graph_choice import NoisePlace
 from inference.sampling import SamplingParams
 from inference.tree.token_tree import TokenTree
+from tests.support import heads
 from tests.support.equality import NearTies
 from tests.support.fake_neuron import Neuron
-from tests.support.models import SAMPLINGS, TINY, adjustment, segment, write_checkpoint
+from tests.support.models import SAMPLINGS, TINY, segment, sequence_after, write_checkpoint
 from tests.support.neuron_artifacts import (
-    FEW,
     FUSED_SHAPE,
     JUNK,
     MASKED,
@@ -74,11 +72,10 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 class Served(NamedTuple):
-    """A target on two ranks with many graphs, and the checkpoint that it was made of."""
+    """A target on two ranks with many graphs."""
 
     neuron: Neuron
     model: NeuronModel
-    checkpoint: Path
 
 
 @pytest.fixture(scope="module")
@@ -87,97 +84,65 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     checkpoint = write_checkpoint(folder / "model")
     with pytest.MonkeyPatch.context() as patch:
         neuron = Neuron().install(patch, folder / "packages")
-        return Served(
-            neuron, built_model(folder / "artifact", checkpoint, spec_of(2, MORE)), checkpoint
-        )
-
-
-def tree_of(root: int, seed: int) -> TokenTree:
-    generator = np.random.default_rng(seed)
-    parents = [-1, 0, 0, 1, 1, 2, 3, 6]
-    return TokenTree(
-        np.array([root, *generator.choice(VOCABULARY, 7, replace=False)], dtype=np.int32),
-        np.array(parents, dtype=np.int32),
-    )
+        return Served(neuron, built_model(folder / "artifact", checkpoint, spec_of(2, MORE)))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_ranks_together_are_one_whole_model(neuron: Neuron, tmp_path: Path, name: str) -> None:
-    """Choices of trees in two rows, and all keys and values behind a partly accepted one."""
+    """In what each layer returns of a text, and in the choices of a tree behind it."""
     ranks, changes = MODELS[name]
     checkpoint = write_checkpoint(tmp_path / "model", **changes)
-    model, eager = (
-        built_model(tmp_path / "artifact", checkpoint, spec_of(ranks)),
-        eager_of(checkpoint),
-    )
-    params = SamplingParams(0.8, seed=3)
-    pairs = [
-        (ModelSequence(model, row, params), ModelSequence(eager, row, params))
-        for row in range(ROWS)
-    ]
-    for row, pair in enumerate(pairs):
-        for sequence in pair:
-            sequence.extend(np.random.default_rng(row).integers(0, VOCABULARY, 20 + row).tolist())
-    for seed in range(2):
-        for row, (ours, theirs) in enumerate(pairs):
-            tree = tree_of(row, seed)
-            assert ours.choose(tree).tolist() == theirs.choose(tree).tolist()
-            ours.commit(tree, (1, 4))
-            theirs.commit(tree, (1, 4))
-    device = neuron.loaded[-1]
-    config = whole(checkpoint).config
-    copies = max(1, ranks // config.kv_heads)
-    names = cache_names(config.layers)
-    for name_, expected in zip(names, eager.cache.tensors, strict=True):
-        parts = [device.read_from_neuron_buffer(name_, rank) for rank in range(ranks)]
-        heads = torch.cat(parts, 2).unflatten(2, (-1, config.head_dim))[:, :, ::copies]
-        together = heads.flatten(2)
-        torch.testing.assert_close(together[:, :JUNK], expected[:, :JUNK], atol=2e-5, rtol=1e-4)
+    spec, prompt = spec_of(ranks, features=heads.KEPT), list(range(20, 40))
+    tree = TokenTree(*np.array([[1, *range(50, 57)], [-1, 0, 0, 1, 1, 2, 3, 6]], dtype=np.int32))
+    states, choices = [], []
+    for model in (built_model(tmp_path / "artifact", checkpoint, spec), eager_of(checkpoint)):
+        states.append(heads.kept_of_a_text(model, heads.KEPT, 1))
+        sequence = sequence_after(model, prompt, 0, SamplingParams(0.8, seed=3))
+        choices.append(sequence.choose(tree).tolist())
+    torch.testing.assert_close(*states, atol=2e-5, rtol=1e-4)
+    assert choices[0] == choices[1]
 
 
+@pytest.mark.parametrize(("rows", "between"), [(ROWS, [COPY, FILL]), (1, [FILL])])
 def test_every_graph_has_run_before_the_model_is_handed_out(
-    neuron: Neuron, checkpoint: Path, tmp_path: Path
+    neuron: Neuron, checkpoint: Path, tmp_path: Path, rows: int, between: list[str]
 ) -> None:
-    built_model(tmp_path / "artifact", checkpoint, spec_of(2))
-    assert sorted(neuron.calls) == sorted([COPY, FILL, *(bucket.name for bucket in FEW)])
+    """A single row has no graph that copies."""
+    graph, said = verify_bucket(rows, TREE, JUNK, JUNK, sampled=True), list[str]()
+    spec = replace(spec_of(1), buckets=(graph,), rows=rows)
+    manifest = build(tmp_path / "artifact", checkpoint, spec)
+    load_neuron(tmp_path / "artifact", manifest, said.append)
+    assert neuron.calls == [graph.name, *between]
+    assert {"tiny", "1", "trn1"} <= {*said[0].split()}
+    assert said[-1].startswith(f"[{len(neuron.calls)}/{len(neuron.calls)}] fill_noise ran in ")
 
 
-@pytest.mark.parametrize(
-    ("call", "graph"),
-    [
-        ([segment(0, 1)], "verify_b2_t2_s32_greedy"),
-        ([segment(0, 2, context=32)], "verify_b2_t2_s32_greedy"),
-        ([segment(0, 2, context=33)], "verify_b2_t2_s72_greedy"),
-        ([segment(0, 2), segment(1, 3)], "verify_b2_t8_s32_greedy"),
-        ([segment(0, 2), segment(1, 2, SamplingParams(1.0, seed=1))], "verify_b2_t2_s32_sampled"),
-        (
-            [segment(0, 12)._replace(pick=np.array([11], dtype=np.int32))],
-            "prefill_b1_t16_s72_greedy",
-        ),
-        ([segment(1, 8, SamplingParams(1.0, seed=1))], "verify_b1_t8_s72_sampled"),
-    ],
-)
-def test_a_call_goes_to_the_smallest_graph_that_fits(
-    served: Served, call: list[Segment], graph: str
+SAMPLED, PREFILL = SamplingParams(1.0, seed=1), "prefill_b1_t16_s72_greedy"
+CHUNKS = [segment(row, 12)._replace(pick=np.array([11], dtype=np.int32)) for row in range(ROWS)]
+ROUTES: list[tuple[list[Segment], list[str]]] = [
+    ([segment(0, 1)], ["verify_b2_t2_s32_greedy"]),
+    ([segment(0, 2, context=32)], ["verify_b2_t2_s32_greedy"]),
+    ([segment(0, 2, context=33)], ["verify_b2_t2_s72_greedy"]),
+    ([segment(0, 2), segment(1, 3)], ["verify_b2_t8_s32_greedy"]),
+    ([segment(0, 2), segment(1, 2, SAMPLED)], ["verify_b2_t2_s32_sampled"]),
+    ([segment(1, 8, SAMPLED)], ["verify_b1_t8_s72_sampled"]),
+    (CHUNKS[:1], [PREFILL]),
+    (CHUNKS, [PREFILL] * 2),
+    ([CHUNKS[0], segment(1, 2, first=20)], [PREFILL, "verify_b2_t2_s32_greedy"]),
+]
+
+
+@pytest.mark.parametrize(("call", "graphs"), ROUTES)
+def test_a_call_goes_to_the_smallest_graph_that_fits_or_to_several_in_turn(
+    served: Served, call: list[Segment], graphs: list[str]
 ) -> None:
-    served.model.choose(call)
-    assert [name for name in served.neuron.calls if name != FILL][-1] == graph
-
-
-def test_rows_that_no_graph_holds_together_are_answered_in_turn(served: Served) -> None:
-    """Prompts have graphs of one row; a chunk of one goes apart from another row's tree."""
-    chunks = [segment(row, 12)._replace(pick=np.array([11], dtype=np.int32)) for row in range(ROWS)]
-    alone_ = [served.model.choose([chunk])[0].tokens.tolist() for chunk in chunks]
+    """A chunk of a prompt goes apart from other rows. Each row is answered as alone."""
     del served.neuron.calls[:]
-    assert [one.tokens.tolist() for one in served.model.choose(chunks)] == alone_
-    assert served.neuron.calls == ["prefill_b1_t16_s72_greedy"] * 2
-    tree = segment(1, 2, first=20)
-    found = served.model.choose([chunks[0], tree])
-    assert found[0].tokens.tolist() == alone_[0]
-    assert found[1].tokens.tolist() == served.model.choose([tree])[0].tokens.tolist()
-    assert served.neuron.calls[2:4] == ["prefill_b1_t16_s72_greedy", "verify_b2_t2_s32_greedy"]
-    assert served.model.padded(2, 16) == (2, 16)
-    assert served.model.padded(1, 8) == (1, 8)
+    together = [chosen.tokens.tolist() for chosen in served.model.choose(call)]
+    assert [name for name in served.neuron.calls if name != FILL] == graphs
+    assert together == [served.model.choose([row])[0].tokens.tolist() for row in call]
+    assert served.model.padded(2, 12) == (2, 16)
+    assert served.model.padded(1, 1) == (2, 2)
 
 
 def test_nodes_that_see_different_contexts_are_refused(served: Served) -> None:
@@ -214,19 +179,15 @@ def test_bfloat16_weights_of_every_rank_are_bfloat16(
     assert max(alone(LocalSession(engine_of(model)), [1, 2, 3], SamplingParams(), 10)) < VOCABULARY
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_what_cannot_be_divided_evenly_is_known() -> None:
+    shape = TINY | {"num_attention_heads": 6, "hidden_size": 24}
+    assert shards_evenly(parse_config(shape), 2)
+    for changes in (
         {"num_attention_heads": 3, "num_key_value_heads": 1},
         {"num_key_value_heads": 3},
         {"intermediate_size": 25},
-    ],
-    ids=lambda changes: next(iter(changes)),
-)
-def test_what_cannot_be_divided_evenly_is_known(changes: dict[str, int]) -> None:
-    shape = TINY | {"num_attention_heads": 6, "hidden_size": 24}
-    assert shards_evenly(parse_config(shape), 2)
-    assert not shards_evenly(parse_config(shape | changes), 2)
+    ):
+        assert not shards_evenly(parse_config(shape | changes), 2), changes
 
 
 def test_noise_is_made_before_a_texts_first_call_and_then_ahead_of_calls(served: Served) -> None:
@@ -239,14 +200,6 @@ def test_noise_is_made_before_a_texts_first_call_and_then_ahead_of_calls(served:
     assert calls[0] == FILL
     assert len(trees) == 12
     assert len(calls) - len(trees) <= 6
-
-
-def test_a_single_row_has_no_graph_that_copies(
-    neuron: Neuron, checkpoint: Path, tmp_path: Path
-) -> None:
-    buckets = (verify_bucket(1, TREE, JUNK, JUNK, sampled=True),)
-    built_model(tmp_path / "artifact", checkpoint, replace(spec_of(1), buckets=buckets, rows=1))
-    assert neuron.calls == [buckets[0].name, FILL]
 
 
 class Fused(NamedTuple):
@@ -280,7 +233,8 @@ def test_rounds_of_two_ranks_write_the_targets_own_text(fused: Fused) -> None:
     assert isinstance(fused.model, RoundModel)
     engine, ties = engine_of(fused.model, graphs=GraphRounds(fused.model)), NearTies()
     prompt = np.random.default_rng(2).integers(0, VOCABULARY, 20).tolist()
-    for params in SAMPLINGS[:3]:
+    ruled = SamplingParams(1.0, seed=5, repetition_penalty=1.3, logprobs=2)
+    for params in (*SAMPLINGS[:3], ruled):
         own = alone(LocalSession(engine_of(eager_of(fused.target))), prompt, params, 12)
         assert_drafted_text(engine, whole(fused.target), prompt, params, own, ties)
     assert ties.ties == 0
@@ -293,6 +247,7 @@ def test_rounds_of_two_ranks_write_the_targets_own_text(fused: Fused) -> None:
         "round_b2_2x1_s72_greedy",
         "draft_prefill_b1_t16_s72_greedy",
         COPY,
+        MASKED.name,  # of the text with a rule
     } <= set(fused.neuron.calls)
 
 
@@ -302,106 +257,34 @@ def test_a_round_answers_the_same_wherever_its_draft_lies(fused: Fused) -> None:
     assert straight[0] != straight[1]
 
 
-def test_an_open_call_beside_rounds_takes_a_rule(fused: Fused) -> None:
-    tree = TokenTree(*np.array([[5, 7, 9, 11], [-1, 0, 0, 1]]))
-    rule = adjustment(VOCABULARY, np.random.default_rng(6), len(tree), 9)
-    answers = []
-    for model in (fused.model, eager_of(fused.target)):
-        sequence = ModelSequence(model, 1, SAMPLINGS[2])
-        sequence.extend([5, 17, 23])
-        ruled = sequence.prepare(tree)._replace(rule=lambda: rule, scoring=Scoring(2))
-        answers += model.choose([ruled])
-    assert MASKED.name in fused.neuron.calls
-    assert answers[0].tokens.tolist() == answers[1].tokens.tolist()
-    for ours, theirs in zip(answers[0].logprobs or (), answers[1].logprobs or (), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
-
-
 def both_rows(model: NeuronFusedModel, draft_rows: Sequence[int]) -> list[list[int]]:
     """The answers of a round for two prompts, whose drafts lie in these rows."""
-    segments = []
+    segments, tree = [], blank_tree(FUSED_SHAPE, 9)
     for row, draft_row in enumerate(draft_rows):
-        target = ModelSequence(model, row, SAMPLINGS[row])
-        draft = ModelSequence(model.draft, draft_row, SAMPLINGS[row])
-        for sequence in (target, draft):
-            sequence.extend([5, 17, 23 + row])
-        tree = blank_tree(FUSED_SHAPE, 9)
+        text, params = [5, 17, 23 + row], SAMPLINGS[row]
+        target = sequence_after(model, text, row, params)
+        draft = sequence_after(model.draft, text, draft_row, params)
         part = draft.prepare(tree.prefix(FUSED_SHAPE.inner))
         segments.append(target.prepare(tree)._replace(beside=part))
     return [answer.tolist() for answer in model.rounds(segments)]
 
 
-class Device:
-    """Windows as a device keeps them, and the calls that filled them."""
-
-    def __init__(self) -> None:
-        self.window: dict[tuple[int, int], NoisePlace] = {}
-        self.calls: list[int] = []
-        self.go_on = threading.Event()
-        self.go_on.set()
-        self.fails = False
-
-    def fill(self, places: Sequence[NoisePlace]) -> None:
-        self.go_on.wait(10)
-        if self.fails:
-            raise Unavailable("the device is gone")
-        assert 1 <= len(places) <= FILLED
-        self.calls.append(len(places))
-        self.window |= {(place.row, place.position % WINDOW): place for place in places}
-
-    def holds(self, draw: Draw) -> bool:
-        return all(
-            self.window.get((draw.row, position % WINDOW))
-            == NoisePlace(draw.row, position, draw.seed)
-            for position in range(draw.first, draw.last + 1)
-        )
-
-
-def test_every_call_finds_its_noise_however_texts_grow() -> None:
-    device = Device()
-    noise = NoiseAhead(device.fill)
-    first = 5
-    for depth in (0, 3, 15, 15, 1, 15, 0, 7, 15):
-        draws = [Draw(row, 40 + row, first, first + depth) for row in (0, 2)]
-        noise.before(draws)
-        assert all(device.holds(draw) for draw in draws)
-        noise.after(draws)
-        first += depth + 1  # all of it is accepted
-
-
-def test_a_text_that_goes_on_waits_for_its_first_noise_only() -> None:
-    device = Device()
-    noise = NoiseAhead(device.fill)
-    noise.before([Draw(0, 1, 10, 14)])
-    assert device.calls == [5]
-    for first in range(10, 90, 5):
-        noise.after([Draw(0, 1, first, first + 4)])
-        noise.before([])  # of a greedy text: it does not wait
-        noise.before([Draw(0, 1, first + 4, first + 4)])  # held: it waits for the device alone
-        made = len(device.calls)
-        noise.before([Draw(0, 1, first + 5, first + 9)])
-        assert len(device.calls) == made
-    assert len(device.calls) < 16
-
-
-def test_another_text_in_a_row_finds_none_of_the_noise_before() -> None:
-    device = Device()
-    noise = NoiseAhead(device.fill)
-    for seed, first in ((1, 10), (2, 10), (2, 3)):
-        noise.before([Draw(0, seed, first, first + 7)])
-        assert device.holds(Draw(0, seed, first, first + 7))
-    assert device.calls == [8, 8, 7]
-
-
 def test_an_answer_does_not_wait_for_the_next_noise_and_a_failure_is_told_to_the_next_call() -> (
     None
 ):
-    device = Device()
-    noise = NoiseAhead(device.fill)
+    go_on, calls = threading.Event(), list[int]()
+
+    def fill(places: Sequence[NoisePlace]) -> None:
+        calls.append(len(places))
+        if len(calls) > 1:
+            go_on.wait(10)
+            raise Unavailable("the device is gone")
+
+    noise = NoiseAhead(fill)
     noise.before([Draw(0, 1, 0, 3)])
-    device.go_on.clear()
-    device.fails = True
+    assert calls == [4]
     noise.after([Draw(0, 1, 0, 3)])
-    device.go_on.set()
+    noise.before([])  # of a greedy text: it does not wait
+    go_on.set()
     with pytest.raises(Unavailable, match="gone"):
         noise.before([Draw(0, 1, 4, 7)])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compile.spec import mask_words, prefill_bucket, verify_bucket
-from inference.backends import Scoring, Segment
+from inference.backends import Scoring
 from inference.backends.graphs.compiled import CompiledModel, Graph
 from inference.backends.graphs.graph_calls import inputs_of
 from inference.backends.sequence import ModelSequence
@@ -26,7 +26,6 @@ from inference.model.choice.vocabulary import WHOLE_VOCABULARY
 from inference.model.graphs.verify_graph import VerifyGraph
 from inference.sampling import SamplingParams
 from inference.token_rule import Adjustment
-from inference.tree.token_tree import IntArray
 from tests.support.backends import (
     Subject,
     eager_model,
@@ -34,7 +33,7 @@ from tests.support.backends import (
     ranks_trees,
     takes_trees,
 )
-from tests.support.models import SAMPLINGS, adjustment, tiny_decoder
+from tests.support.models import SAMPLINGS, adjustment, segment, tiny_decoder
 from tests.support.neuron_artifacts import VOCABULARY, engine_of
 from tests.support.pairs import alone, growing, nudged, speculated
 from tests.support.tiers import examples
@@ -61,8 +60,8 @@ def test_a_rule_decides_at_each_node_and_is_seen_in_log_probabilities(
         lambda: Adjustment(allowed, 0 * ids, ones, none),
         lambda: Adjustment(None, ids, ones, 100 * ones),
     ):
-        segment = sequence.prepare(tree)._replace(rule=rule, scoring=Scoring(2))
-        (found,) = subject.model.choose([segment])
+        call = sequence.prepare(tree)._replace(rule=rule, scoring=Scoring(2))
+        (found,) = subject.model.choose([call])
         sequence.abandon()
         assert found.tokens.tolist() == ids[:, 0].tolist()
         assert found.logprobs is not None
@@ -70,8 +69,8 @@ def test_a_rule_decides_at_each_node_and_is_seen_in_log_probabilities(
         assert found.logprobs.ids[:, 0].tolist() == ids[:, 0].tolist()
         assert found.logprobs.likeliest.shape == (len(tree), 2)
         if subject.backend.drafts:
-            segment = sequence.prepare(tree)._replace(rule=rule)
-            (ranked,) = subject.model.rank([segment], 2)
+            call = sequence.prepare(tree)._replace(rule=rule)
+            (ranked,) = subject.model.rank([call], 2)
             sequence.abandon()
             assert ranked.ids[:, 0].tolist() == ids[:, 0].tolist()
     np.testing.assert_array_equal(subject.answers(sequence, tree), before)
@@ -85,8 +84,8 @@ def test_log_probabilities_are_those_of_the_logits_and_change_no_choice(subject:
     chosen, scores = answers[:, 0].astype(np.int32), answers[:, 1:]
     given = np.arange(30, 30 + len(tree), dtype=np.int32)
     for of, tokens in ((None, chosen), (given, given)):
-        segment = sequence.prepare(tree)._replace(scoring=Scoring(3, of))
-        (found,) = subject.model.choose([segment])
+        call = sequence.prepare(tree)._replace(scoring=Scoring(3, of))
+        (found,) = subject.model.choose([call])
         sequence.abandon()
         assert found.tokens.tolist() == chosen.tolist()
         assert found.logprobs is not None
@@ -171,12 +170,6 @@ def adjusted(logits: np.ndarray, rule: Adjustment) -> np.ndarray:  # [p, V]
     return made
 
 
-def chain(row: int, nodes: int, params: SamplingParams, pick: IntArray) -> Segment:
-    order, mask = np.arange(nodes, dtype=np.int32), np.tri(nodes, dtype=np.bool_)
-    unseen = np.zeros((1, 0), dtype=np.bool_)
-    return Segment(row, order + 1, order, order, unseen, mask, pick, params)
-
-
 @settings(max_examples=examples(40))
 @given(st.integers(0, 2**32), st.integers(1, NODES), st.integers(0, 40))
 def test_what_a_rule_says_at_each_node_is_done_to_its_logits(
@@ -192,8 +185,8 @@ def test_what_a_rule_says_at_each_node_is_done_to_its_logits(
     rng = np.random.default_rng(seed)
     pick = np.sort(rng.permutation(NODES)[:picked]).astype(np.int32)
     rule = adjustment(IDS, rng, picked, named)
-    plain = chain(0, NODES, SamplingParams(), pick)
-    ruled = chain(1, NODES, SamplingParams(), pick)._replace(rule=lambda: rule)
+    plain = segment(0, NODES)._replace(pick=pick)
+    ruled = segment(1, NODES)._replace(pick=pick, rule=lambda: rule)
     inputs = inputs_of(replace(MASKED, rows=3), [plain, ruled])
     logits = torch.from_numpy(rng.normal(0, 3, (3, NODES, IDS)).astype(np.float32))
     ids = torch.arange(IDS, dtype=torch.int32)
@@ -232,7 +225,7 @@ HOT = SamplingParams(1.0, seed=3)
 
 def test_a_call_with_a_rule_or_a_scoring_goes_to_a_masked_graph_and_no_other_does() -> None:
     model, called = watched(PLAIN, MASKED, prefill_bucket(1, 16, JUNK, JUNK))
-    tree = chain(0, NODES, HOT, EVERY)
+    tree = segment(0, NODES, HOT)
     rule = adjustment(IDS, np.random.default_rng(0), NODES, 5)
     model.choose([tree])
     beside, _ = model.choose([tree, tree._replace(row=1, rule=lambda: rule)])
@@ -245,7 +238,7 @@ def test_a_call_with_a_rule_or_a_scoring_goes_to_a_masked_graph_and_no_other_doe
 
 def test_a_tree_deeper_than_a_graphs_noise_has_each_nodes_own_rule_and_log_probabilities() -> None:
     rule = adjustment(IDS, np.random.default_rng(2), NODES, 9)
-    tree = chain(0, NODES, HOT, EVERY)._replace(rule=lambda: rule, scoring=Scoring(3))
+    tree = segment(0, NODES, HOT)._replace(rule=lambda: rule, scoring=Scoring(3))
     (whole,), (parted,) = (
         watched(replace(MASKED, levels=levels))[0].choose([tree]) for levels in (NODES, 3)
     )

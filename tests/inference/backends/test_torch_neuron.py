@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-import re
-import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -22,14 +21,12 @@ from inference.backends.native.program import (
     RankPlan,
     RankProgram,
     compiled_graphs,
-    room_for_features,
 )
 from inference.backends.native.ranks import Ranks, check_native_machine
 from inference.backends.native.sdk import (
     check_native,
     configure,
     cores_of,
-    native_versions,
     rank_environment,
 )
 from inference.backends.neuron import sdk as neuron_sdk
@@ -65,7 +62,6 @@ from tests.support.neuron_artifacts import (
     whole,
 )
 from tests.support.refusals import assert_refused
-from tests.support.repository import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -94,30 +90,19 @@ def test_a_call_of_another_shape_is_an_error_and_no_compilation(
 
 @pytest.mark.slow
 def test_a_lost_rank_is_told_at_once_and_ends_every_call(shallow: Path, tmp_path: Path) -> None:
-    artefact, spec = tmp_path / "out", native_spec(2)
+    """And one that cannot load is told to the caller."""
+    artefact, spec, told = tmp_path / "out", native_spec(2), Queue[str]()
     prepared(artefact, shallow, spec)
-    told, heard = list[str](), threading.Event()
-
-    def lost(why: str) -> None:
-        told.append(why)
-        heard.set()
-
     others = multiprocessing.active_children()
-    ranks = Ranks(RankPlan(artefact, spec, CPU), lost)
-    mine = [each for each in multiprocessing.active_children() if each not in others]
-    next(each for each in mine if each.name == "rank 1").kill()
-    assert heard.wait(30)
-    assert "rank 1 " in told[0]
-    assert "-9" in told[0]
+    ranks = Ranks(RankPlan(artefact, spec, CPU), told.put)
+    mine = [child for child in multiprocessing.active_children() if child not in others]
+    next(child for child in mine if child.name == "rank 1").kill()
+    why = told.get(timeout=30)
+    assert "rank 1 " in why
+    assert "-9" in why
     with pytest.raises(Unavailable, match="rank 1 "):
         ranks(spec.buckets[0].name, example_inputs(spec.buckets[0]))
     ranks.close()
-
-
-@pytest.mark.slow
-def test_a_rank_that_cannot_load_is_told_to_the_caller(shallow: Path, tmp_path: Path) -> None:
-    artefact, spec = tmp_path / "out", native_spec(1)
-    prepared(artefact, shallow, spec)
     (artefact / "weights/config.json").write_text("{}", encoding="utf-8")
     with pytest.raises(UnsupportedModel, match=r"config\.json"):
         Ranks(RankPlan(artefact, spec, CPU))
@@ -138,90 +123,68 @@ def test_a_heads_embeddings_are_put_together_from_all_ranks(
         assert not found[VOCABULARY:].any()
 
 
-def test_only_the_rank_that_answers_brings_features_to_the_host(
-    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the type of the target."""
-    monkeypatch.setenv("TORCH_NEURONX_NEFF_CACHE_DIR", str(tmp_path / "graphs"))
-    spec = replace(native_spec(1), features=(0, 1), dtype="bfloat16")
-    prepared(tmp_path, shallow, spec)
-    plan = RankPlan(tmp_path, spec, CPU)
-    decoder, room = whole(shallow, torch.bfloat16), room_for_features(plan)
-    cache = empty_cache(decoder.config, ROWS, JUNK, torch.bfloat16)
-    graphs = compiled_graphs(plan, decoder, cache, None)
-    bucket, here = spec.buckets[1], torch.device("cpu")
-    first, other = RankProgram(graphs, here, room), RankProgram(graphs, here)
-    chosen, features = first(bucket.name, example_inputs(bucket))
-    assert features.shape == (bucket.rows, bucket.nodes, 2 * decoder.config.hidden_size)
-    assert features.dtype == torch.bfloat16
-    assert room is not None
-    assert features.flatten().equal(room[: features.numel()])
-    assert features.any()
-    assert [part.tolist() for part in other(bucket.name, example_inputs(bucket))] == [
-        chosen.tolist()
-    ]
+def test_only_the_rank_that_answers_brings_features_to_the_host() -> None:
+    chosen, features = torch.ones(2, 3), torch.ones(2, 3, 8, dtype=torch.bfloat16)
+    graphs, room = {"tree": lambda **_: (chosen, features)}, torch.zeros(99, dtype=torch.bfloat16)
+    first, other = (RankProgram(graphs, torch.device("cpu"), *given) for given in ([room], []))
+    assert first("tree", {})[1].equal(features)
+    assert room.count_nonzero() == features.numel()
+    assert [part.tolist() for part in other("tree", {})] == [chosen.tolist()]
 
 
 FAMILY = ".".join(torch.__version__.split(".")[:2])
 NATIVE = {"torch-neuronx": f"{FAMILY}.3.0.1", "neuronx-cc": "2.28.7631.0"}
 
 
-@pytest.mark.parametrize(
-    ("versions", "shown"),
-    [
-        ({}, "torch-neuronx"),
-        ({"torch-neuronx": "2.9.0.2.15.32035"}, "2.9"),
-        ({"torch-neuronx": "1.0"}, "1.0"),
-        ({"torch-neuronx": "2.99.3.0.1"}, "torch 2.99"),
-        ({"torch-neuronx": NATIVE["torch-neuronx"]}, "neuronx-cc"),
-        (NATIVE | {"neuronx-cc": "2.26.6360.0"}, "neuronx-cc 2.26.6360.0"),
-    ],
-)
-def test_packages_that_do_not_serve_are_refused_with_the_install_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, versions: Mapping[str, str], shown: str
-) -> None:
-    lay_out(monkeypatch, tmp_path, versions, device=True)
-    assert_refused(native_versions, [shown, "'torch-neuronx==2.14.*'"], MissingExtra)
-
-
 def machine(
-    patch: pytest.MonkeyPatch, folder: Path, instance: str = "", *, device: bool = True
+    patch: pytest.MonkeyPatch,
+    folder: Path,
+    instance: str = "",
+    *,
+    versions: Mapping[str, str] = NATIVE,
+    device: bool = True,
 ) -> None:
-    """A machine with the packages, whose torch has the device."""
-    lay_out(patch, folder, NATIVE, device=device)
+    """A machine with these packages, whose torch has the device."""
+    lay_out(patch, folder, versions, device=device)
     patch.setattr(torch, "neuron", object(), raising=False)
     if instance:
         neuron_sdk.PRODUCT.write_text(f"{instance}\n", encoding="ascii")
+
+
+INSTALL, ONLY = "'torch-neuronx==2.14.*'", {"torch-neuronx": NATIVE["torch-neuronx"]}
+OTHER_COMPILER = NATIVE | {"neuronx-cc": "2.26.6360.0"}
+MACHINES_REFUSED: list[tuple[dict[str, Any], type[OutriderError], list[str]]] = [
+    ({"versions": {}}, MissingExtra, ["torch-neuronx", INSTALL]),
+    ({"versions": {"torch-neuronx": "2.9.0.2.15.32035"}}, MissingExtra, ["2.9", INSTALL]),
+    ({"versions": {"torch-neuronx": "1.0"}}, MissingExtra, ["1.0", INSTALL]),
+    ({"versions": {"torch-neuronx": "2.99.3.0.1"}}, MissingExtra, ["torch 2.99", INSTALL]),
+    ({"versions": ONLY}, MissingExtra, ["neuronx-cc", INSTALL]),
+    ({"versions": OTHER_COMPILER}, MissingExtra, ["neuronx-cc 2.26.6360.0", INSTALL]),
+    ({"instance": "trn1.2xlarge"}, InvalidRequest, ["trn1"]),
+    ({"device": False}, InvalidRequest, ["Neuron device"]),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "shown"), MACHINES_REFUSED)
+def test_a_machine_that_cannot_serve_is_refused_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    change: dict[str, Any],
+    error: type[OutriderError],
+    shown: list[str],
+) -> None:
+    machine(monkeypatch, tmp_path, **change)
+    assert_refused(lambda: check_native("trn2"), shown, error)
 
 
 @pytest.mark.parametrize("instance", ["", "trn2.3xlarge", "trn2n.48xlarge"])
 def test_a_machine_of_the_target_gives_the_versions(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, instance: str
 ) -> None:
+    """Where torch has the device."""
     machine(monkeypatch, tmp_path, instance)
     assert check_native("trn2") == {"torch": torch.__version__, **NATIVE}
-
-
-@pytest.mark.parametrize(
-    ("instance", "device", "target", "shown"),
-    [("trn1.2xlarge", True, "trn2", "trn1"), ("", False, "trn3", "Neuron device")],
-)
-def test_another_machine_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    instance: str,
-    device: bool,
-    target: str,
-    shown: str,
-) -> None:
-    machine(monkeypatch, tmp_path, instance, device=device)
-    assert_refused(lambda: check_native(target), [shown])
-
-
-def test_a_torch_that_did_not_load_the_device_is_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    lay_out(monkeypatch, tmp_path, NATIVE, device=True)
+    monkeypatch.delattr(torch, "neuron")
     shown = ["TORCH_DEVICE_BACKEND_AUTOLOAD"]
     assert_refused(lambda: check_native("trn2"), shown, MissingExtra)
 
@@ -248,20 +211,20 @@ def test_an_artefact_runs_on_the_machine_and_with_the_versions_that_it_was_built
     assert_refused(lambda: check_native_machine(manifest), ["logical cores", "2"], BadArtifact)
 
 
-@pytest.mark.parametrize(("stated", "cores"), [("", [0, 1]), ("4-7", [4, 5]), ("6,2-3", [6, 2])])
-def test_ranks_take_the_cores_that_the_user_left_them(stated: str, cores: list[int]) -> None:
-    assert cores_of(2, {"NEURON_RT_VISIBLE_CORES": stated}) == cores
-
-
-@pytest.mark.parametrize("stated", ["3", "a-b"])
-def test_too_few_cores_are_told_before_anything_starts(stated: str) -> None:
-    shown = f"NEURON_RT_VISIBLE_CORES={stated}"
-    assert_refused(lambda: cores_of(2, {"NEURON_RT_VISIBLE_CORES": stated}), [shown])
-
-
-def test_a_rank_has_a_core_of_its_own_and_its_number() -> None:
-    assert rank_environment(1, [6, 2]) == {
-        "NEURON_RT_VISIBLE_CORES": "2",
+@pytest.mark.parametrize(
+    ("stated", "cores"),
+    [("", [0, 1]), ("4-7", [4, 5]), ("6,2-3", [6, 2]), ("3", None), ("a-b", None)],
+)
+def test_each_rank_takes_a_core_that_the_user_left(stated: str, cores: list[int] | None) -> None:
+    """And its number among the ranks. Too few cores are told before anything starts."""
+    variables = {"NEURON_RT_VISIBLE_CORES": stated}
+    if cores is None:
+        shown = [f"NEURON_RT_VISIBLE_CORES={stated}"]
+        assert_refused(lambda: cores_of(2, variables), shown)
+        return
+    assert cores_of(2, variables) == cores
+    assert rank_environment(1, cores) == {
+        "NEURON_RT_VISIBLE_CORES": str(cores[1]),
         "RANK": "1",
         "LOCAL_RANK": "1",
         "WORLD_SIZE": "2",
@@ -278,19 +241,6 @@ def test_torch_neuron_is_told_where_graphs_are_and_never_to_run_without_one(tmp_
         "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION": "1",
         "NEURON_CC_FLAGS": "-O2",
     }
-
-
-def test_nothing_else_loads_native_pytorch_before_a_target_asks_for_it() -> None:
-    native = re.compile(
-        r"^(from|import) (inference\.backends|compile\.neuron)\.native", re.MULTILINE
-    )
-    outside = [
-        path
-        for name in ("inference", "compile", "deploy", "grpc_comm", "outrider")
-        for path in (ROOT / name).rglob("*.py")
-        if "native" not in (path.parent.name, path.stem) and native.search(path.read_text())
-    ]
-    assert outside == []
 
 
 def legacy_host(patch: pytest.MonkeyPatch, folder: Path, **model: Any) -> Machine:

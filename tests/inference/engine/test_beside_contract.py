@@ -18,7 +18,7 @@ from inference.order import Decode, End
 from inference.sampling import SamplingParams
 from inference.tree.tree_shape import Branches
 from tests.support import heads, pairs
-from tests.support.beside import engine_of_rounds, fused, head_beside, model_beside
+from tests.support.beside import engine_of_rounds, fused, head_beside, layers_beside, model_beside
 from tests.support.equality import NearTies
 from tests.support.exact import GREEDY, asked, finish, run_dry, text_of
 from tests.support.pairs import alone, assert_drafted_text
@@ -79,9 +79,13 @@ ENGINES: dict[str, Callable[[Path, int], Engine]] = {
     "a model": lambda _, rows: model_beside(CLOSE, rows),
     "a model and copies": lambda _, rows: model_beside(CLOSE, rows, copies=True),
     "an unrelated model and copies": lambda _, rows: model_beside(USELESS, rows, copies=True),
+    "the target's layers": lambda _, rows: layers_beside(rows=rows)[0],
     HEAD: head_beside,
 }
-HELPFUL = ("chains in the graph", "trees in the graph", "a model", "a model and copies", HEAD)
+HELPFUL = (
+    *("chains in the graph", "trees in the graph", "a model", "a model and copies"),
+    *("the target's layers", HEAD),
+)
 """Those whose draft is often right at temperature 0."""
 
 

@@ -33,25 +33,13 @@ def after(claimed: float, taken: float, times: int = 400, depth: int = 1) -> Cal
     return record
 
 
-def test_a_stranger_is_believed_in_part() -> None:
+def test_a_claim_is_believed_as_far_as_such_claims_came_true() -> None:
     assert Calibration().trusted(0, 1, 0.5) == pytest.approx(TUNING.caution * 0.5)
-
-
-def test_who_claims_certainty_and_is_always_wrong_is_soon_hardly_believed() -> None:
     assert after(1.0, 0.0, times=10).trusted(0, 1, 1.0) < 0.4
     assert after(1.0, 0.0).trusted(0, 1, 1.0) < 0.05
-
-
-@pytest.mark.parametrize("chance", [0.2, 0.5, 0.9])
-def test_who_is_right_as_often_as_claimed_is_believed(chance: float) -> None:
-    assert after(chance, chance).factor(0, 1) == pytest.approx(1.0, abs=0.05)
-
-
-def test_who_claims_twice_too_much_is_believed_half() -> None:
+    for chance in (0.2, 0.5, 0.9):
+        assert after(chance, chance).factor(0, 1) == pytest.approx(1.0, abs=0.05)
     assert after(0.8, 0.4).trusted(0, 1, 0.8) == pytest.approx(0.4, abs=0.03)
-
-
-def test_modesty_is_made_up_for_within_a_bound() -> None:
     assert after(0.1, 0.9).factor(0, 1) == TUNING.max_trust
 
 
@@ -59,13 +47,6 @@ def test_kinds_of_proposers_and_depths_have_records_of_their_own() -> None:
     record = after(1.0, 0.0, depth=8)
     assert record.trusted(0, 20, 1.0) < 0.05  # as deep as 8 or deeper
     assert record.factor(0, 7) == record.factor(1, 8) == TUNING.caution
-
-
-def test_a_record_fades() -> None:
-    record = after(1.0, 0.0)
-    for _ in range(1200):
-        observe(record, 1.0, True)
-    assert record.factor(0, 1) > 0.95
 
 
 def test_a_record_fades_by_the_children_that_were_named_and_not_by_messages() -> None:
@@ -76,6 +57,9 @@ def test_a_record_fades_by_the_children_that_were_named_and_not_by_messages() ->
         (TUNING.caution * TUNING.caution_weight + 1) / (TUNING.caution_weight + 1), abs=0.01
     )
     assert one.factor(0, 1) < 0.05
+    for _ in range(1200):
+        observe(one, 1.0, True)
+    assert one.factor(0, 1) > 0.95
 
 
 @given(
@@ -105,21 +89,19 @@ def told(
     return length
 
 
-def test_nobody_else_names_a_token_so_it_goes_on() -> None:
+def test_a_draft_is_silent_while_others_are_quicker_and_comes_back_when_they_stop() -> None:
     others = ProposerArbitration()
-    length = told(others, 5, 20, COLOCATED)
-    assert not others.suffice(length, FORWARD, 1.0)
-
-
-def test_it_is_silent_while_others_are_quicker_than_it_would_be() -> None:
+    assert not others.suffice(told(others, 5, 20, COLOCATED), FORWARD, 1.0)
     others = ProposerArbitration()
     length = told(others, 8, 1)
     for _ in range(30):
         length = told(others, 8, 1, length=length)
         assert others.suffice(length, FORWARD, 0.006)
+    length = told(others, 1, WATCHED, NOBODY, length)
+    assert not others.suffice(length, FORWARD, 0.006)
 
 
-def test_it_goes_on_when_they_are_slower_and_looks_again_after_a_while() -> None:
+def test_a_draft_goes_on_when_others_are_slower_and_looks_again_after_a_while() -> None:
     others = ProposerArbitration()
     length = told(others, 3, 2 + WATCHED)
     assert not others.suffice(length, FORWARD, 0.008)
@@ -128,14 +110,6 @@ def test_it_goes_on_when_they_are_slower_and_looks_again_after_a_while() -> None
         assert not others.suffice(length, FORWARD, 0.008)
         length = told(others, 3, 1, length=length)
     assert others.suffice(length, FORWARD, 0.008)
-
-
-def test_it_comes_back_when_others_stop() -> None:
-    others = ProposerArbitration()
-    length = told(others, 8, 20)
-    assert others.suffice(length, FORWARD, 0.008)
-    length = told(others, 1, WATCHED, NOBODY, length)
-    assert not others.suffice(length, FORWARD, 0.008)
 
 
 def test_a_token_of_a_draft_takes_a_call_at_least_and_a_forward_at_most() -> None:

@@ -11,19 +11,17 @@ import pytest
 from inference.backends import Ranked, Segment
 from inference.drafters import growing_proposer as drafts
 from inference.engine.colocated.drafter import ColocatedDrafter
-from inference.engine.sessions.local_session import LocalSession
 from inference.engine.sessions.session import Session
 from inference.engine.tuning import TUNING
 from inference.order import Decode
 from inference.proposer import COLOCATED, COPY, NOBODY
 from inference.sampling import SamplingParams
 from inference.text.grammar import Grammars
-from tests.support import pairs
-from tests.support.beside import CALL, FORWARD, model_beside
+from tests.support.beside import CALL, FORWARD
 from tests.support.clock import Clock
 from tests.support.exact import GREEDY, asked, exact_engine, finish, free, own_text, together
 from tests.support.exact import text_of as made_by
-from tests.support.pairs import alone, growing, knowledge, text_of
+from tests.support.pairs import knowledge
 from tests.support.scripted import (
     RULED,
     Prefix,
@@ -101,13 +99,6 @@ class Hosted:
         return asked(self.engine, prompt, tokens, params, beside=beside)
 
 
-def test_a_client_that_proposes_too_shares_the_session_with_the_draft_beside_the_target() -> None:
-    engine, prompt = model_beside(pairs.perturbed(1, 0.02)), [5, 17, 250, 3, 99]
-    other, order = growing(pairs.decoder(99, layers=1)), Decode(60, beside=True)
-    made = text_of(prompt, GREEDY, LocalSession(engine), order, [other])
-    assert made == alone(LocalSession(pairs.engine(pairs.decoder(1))), prompt, GREEDY, 55)
-
-
 def test_what_the_text_said_before_is_copied_for_who_asked() -> None:
     """The target chooses among three tokens: every context of two soon comes again."""
     hosted = Hosted(wrong, copies=True, kinds=3)
@@ -159,32 +150,24 @@ def test_a_draft_that_is_never_right_falls_silent_and_is_asked_now_and_then() ->
     assert hosted.clock.now - began < 1.02 * 603 * FORWARD
 
 
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("call", [0.0005, 0.002, 0.008, 0.020])
-@pytest.mark.parametrize("says", [right, wrong])
-def test_a_text_is_never_much_slower_than_without_the_draft(says: Says, call: float) -> None:
-    """Whatever a call takes, in units of a forward of 10 ms."""
-    hosted = Hosted(says, call=call)
-    session = hosted.asked([1, 2, 3], 200)
-    began = hosted.clock.now
-    finish(hosted.engine, session)
-    fed = len(hosted.draft.fed) * call
-    assert hosted.clock.now - began - fed <= 200 * FORWARD / 0.98
-    if says is right and call < FORWARD / 4:
-        assert hosted.clock.now - began < 200 * FORWARD / 2
-
-
-@pytest.mark.covering(1)
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("call", [0.0005, 0.0015, 0.008, 0.020])
 @pytest.mark.parametrize("tokens", [32, 128])
-def test_a_useless_draft_takes_a_fiftieth_of_a_text_at_most(call: float, tokens: int) -> None:
-    hosted = Hosted(wrong, call=call)
+@pytest.mark.parametrize("says", [right, wrong])
+def test_a_draft_takes_a_fiftieth_of_a_text_at_most_unless_it_helps(
+    says: Says, tokens: int, call: float
+) -> None:
+    """Whatever a call takes, in units of a forward of 10 ms."""
+    hosted = Hosted(says, call=call)
     for number in range(3):
         session = hosted.asked([1, 2, number], tokens)
         hosted.engine.step()  # feeds the prompt
         began, made = hosted.clock.now, session.length
         finish(hosted.engine, session)
-        assert hosted.clock.now - began <= (3 + tokens - made + 0.1) * FORWARD / 0.98
+        needed = hosted.clock.now - began
+        assert needed <= (3 + tokens - made + 0.1) * FORWARD / 0.98
+        if says is right and call < FORWARD / 4 and tokens == 128:
+            assert needed < tokens * FORWARD / 2
         hosted.engine.close(session)
 
 
@@ -235,19 +218,7 @@ def test_a_long_text_is_fed_to_the_draft_in_parts_between_forwards() -> None:
     assert made_by(session) == own_text([7] * 500, 20, kinds=KINDS)
 
 
-def test_a_closed_session_gives_its_row_back() -> None:
-    hosted = Hosted(rows=2)
-    for _ in range(3):
-        sessions = [hosted.asked([1, number], 30) for number in range(2)]
-        finish(hosted.engine, *sessions)
-        assert hosted.host.free_rows == 0
-        for session in sessions:
-            hosted.engine.close(session)
-        hosted.engine.step()
-        assert hosted.host.free_rows == 2
-
-
-def test_a_session_that_wants_no_draft_any_more_gives_its_row_back() -> None:
+def test_a_session_that_closes_or_wants_no_draft_any_more_gives_its_row_back() -> None:
     hosted = Hosted(rows=2, draft_rows=1)
     first, second = (hosted.asked([1, number], 300) for number in range(2))
     for _ in range(5):
@@ -258,17 +229,10 @@ def test_a_session_that_wants_no_draft_any_more_gives_its_row_back() -> None:
     assert COLOCATED in second.proposers
     for number, session in enumerate((first, second)):
         assert made_by(session) == own_text([1, number], 300, kinds=KINDS)
-
-
-def test_a_text_that_is_asked_to_go_on_is_drafted_to_its_new_end() -> None:
-    hosted = Hosted(right)
-    session = hosted.asked([1, 2, 3], 20)
-    finish(hosted.engine, session)
-    hosted.engine.decode(session, Decode(203, credit=512, beside=True))
-    before = session.spent.forwards
-    finish(hosted.engine, session)
-    assert session.spent.forwards - before < 90
-    assert made_by(session) == own_text([1, 2, 3], 200, kinds=KINDS)
+    assert hosted.host.free_rows == 0
+    hosted.engine.close(second)
+    hosted.engine.step()
+    assert hosted.host.free_rows == 1
 
 
 @pytest.mark.parametrize("steps", [0, 3])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from inference.backends import Chosen, Segment
+from inference.engine.batch_runner import EngineEvent, Evicted
 from inference.engine.engine import Engine
 from inference.engine.forward import Commit
 from inference.engine.sessions.session import Session
@@ -28,10 +28,10 @@ from tests.support.exact import (
     VOCABULARY,
     Cost,
     Exact,
-    Recorder,
     asked,
     chain,
     exact_engine,
+    finish,
     free,
     opened,
     own_text,
@@ -49,24 +49,6 @@ LAST = len(PROMPT) - 1
 TEXT = own_text(PROMPT, 600)
 WAIT = 20.0
 """Seconds after which a test fails instead of hanging."""
-
-
-def waited(engine: Engine, session: Session) -> Session:
-    """The session, once a thread has brought it to its end."""
-    changed = threading.Event()
-    engine.listen(engine.join(session), changed.set)
-    while engine.progress(session, session.prompt_length).end is End.NOT:
-        assert changed.wait(WAIT)
-        changed.clear()
-    return session
-
-
-def keep_reading(engine: Engine, *sessions: Session) -> None:
-    """Make forwards until nothing is left to do, the clients having read all at any time."""
-    while engine.step():
-        for session in sessions:
-            if session.closed is None:
-                engine.acknowledge(session, session.length)
 
 
 # --- what is made
@@ -105,6 +87,11 @@ def test_progress_tells_who_named_each_token_and_what_it_took() -> None:
     assert (later.position, later.tokens, later.proposers) == (7, (TEXT[4],), (NOBODY,))
     assert (later.nodes, later.forwards, later.lone) == (5, 2, 1)
     assert later.model_seconds == pytest.approx(0.020)
+    for _ in range(2):
+        engine.leave(session, other)
+    engine.append(session, other, chain(session.length - 1, TEXT[5:8], proposer=2))
+    assert engine.step()
+    assert text_of(session) == TEXT[:6]
 
 
 def test_what_a_forward_knew_is_what_had_come_when_it_began() -> None:
@@ -121,54 +108,26 @@ def test_what_a_forward_knew_is_what_had_come_when_it_began() -> None:
     assert text_of(session) == TEXT[:7]  # what came meanwhile lived on
 
 
-def test_an_unknown_token_is_refused_and_everything_else_is_only_a_hint() -> None:
-    engine, _, _ = exact_engine()
-    session = asked(engine, PROMPT, 5)
-    stream = engine.join(session)
-    for token in (VOCABULARY, -1):
-        named = chain(LAST, [token])
-        assert_refused(partial(engine.append, session, stream, named), [f"id {token}"])
-    engine.append(session, stream, chain(40, [1, 2]))
-    engine.append(session, ProposalStream(), chain(LAST, [1, 2]))
-    engine.leave(session, stream)
-    engine.append(session, stream, chain(LAST, [1, 2]))
-    engine.close(session)
-    engine.append(session, stream, chain(LAST, [1, 2]))
-
-
 # --- ends
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 5, 6])
-def test_candidates_beyond_the_end_are_not_computed(tokens: int) -> None:
-    engine, model, _ = exact_engine(times=free)
-    session = asked(engine, PROMPT, tokens)
-    engine.append(session, engine.join(session), chain(LAST, TEXT[:20]))
-    model.calls.clear()
-    engine.step()
-    assert (text_of(session), session.end) == (TEXT[:tokens], End.MAX_TOKENS)
-    assert model.calls == [(1, tokens)]
-
-
-@pytest.mark.parametrize("params", SAMPLINGS)
-def test_a_prompt_that_ends_in_a_stop_id_does_not_end_its_text(params: SamplingParams) -> None:
-    engine, *_ = exact_engine(rows=1)
+def test_a_prompt_that_ends_in_a_stop_id_does_not_end_its_text() -> None:
+    engine, *_ = exact_engine()
     prompts = ([1, 2, last] for last in range(3, 100))
-    prompt = next(one for one in prompts if one[-1] not in own_text(one, 12, params))
-    session = opened(engine, prompt, params)
+    prompt = next(one for one in prompts if one[-1] not in own_text(one, 12))
+    session = opened(engine, prompt)
     engine.decode(session, Decode(len(prompt) + 12, frozenset({prompt[-1]})))
-    keep_reading(engine, session)
-    assert session.tokens[len(prompt) :] == own_text(prompt, 12, params)
+    run_dry(engine)
+    assert text_of(session) == own_text(prompt, 12)
 
 
-def test_a_session_comes_to_its_limit_and_no_further_can_be_asked() -> None:
+def test_a_text_ends_at_its_sequences_limit_and_no_further_can_be_asked() -> None:
     engine, _, _ = exact_engine(sequence_length=10)
     session = asked(engine, PROMPT, 7)
     run_dry(engine)
     assert (text_of(session), session.end) == (TEXT[:7], End.LIMIT)
     assert_refused(lambda: engine.decode(session, Decode(11)), ["11", "10"], LimitExceeded)
     assert_refused(lambda: engine.open([1] * 6, GREEDY, limit=6), ["6"], LimitExceeded)
-    assert_refused(lambda: engine.open([], GREEDY), ["prompt"])
 
 
 # --- credit and pace
@@ -187,9 +146,8 @@ def test_a_target_is_ahead_of_its_client_by_the_credit_and_goes_on_when_it_has_r
     engine.acknowledge(session, len(PROMPT) + 1)  # late: what was said stands
     assert session.acknowledged == len(PROMPT) + 4
     assert_refused(lambda: engine.acknowledge(session, session.length + 1), ["18", "17"])
-    keep_reading(engine, session)
     engine.acknowledge(session, session.length)
-    keep_reading(engine, session)
+    finish(engine, session)
     assert text_of(session) == TEXT[:60]
 
 
@@ -199,8 +157,7 @@ def lasting(seconds: float, rows: int, nodes: int) -> float:
 
 def test_credit_of_its_own_follows_the_pace_within_bounds() -> None:
     for seconds, credit in ((0.5, MIN_CREDIT), (0.010, 200), (0.0001, MAX_CREDIT)):
-        engine, model, _ = exact_engine()
-        model.cost = partial(lasting, seconds)
+        engine, _, _ = exact_engine(cost=partial(lasting, seconds))
         session = asked(engine, PROMPT, 1400, credit=0)
         assert session.credit == MIN_CREDIT
         for _ in range(100):
@@ -251,31 +208,20 @@ def test_only_waiting_for_the_target_counts_as_waiting() -> None:
 # --- shares and fairness
 
 
-def test_the_shares_of_all_sessions_add_up_to_the_forwards_seconds() -> None:
-    engine, _, _ = exact_engine(rows=3, cost=lambda rows, nodes: 0.010 + 0.001 * rows * nodes)
-    seen = Recorder(engine)
-    sessions = [asked(engine, prompt_of(number), 10 + 5 * number) for number in range(3)]
-    for number, session in enumerate(sessions[:2]):
-        text = own_text(prompt_of(number), 6)
-        engine.append(session, engine.join(session), chain(11, text[: 3 + number]))
-    run_dry(engine)
-    decoding = sum(done.model_seconds for done in seen.forwards if not done.prefill)
-    assert sum(one.spent.share_seconds for one in sessions) == pytest.approx(decoding)
-    assert sessions[1].spent.share_seconds < sessions[1].spent.model_seconds
-
-
-def test_who_has_more_nodes_in_a_forward_has_the_greater_share() -> None:
+def test_the_shares_of_a_forward_add_up_and_grow_with_a_sessions_nodes() -> None:
     def cost(rows: int, nodes: int) -> float:
         return 0.010 + 0.00001 * nodes
 
-    engine, _, _ = exact_engine(rows=2, cost=cost, times=cost)
-    wide, narrow = asked(engine, PROMPT, 30), asked(engine, PROMPT, 30)
+    engine, _, clock = exact_engine(rows=2, cost=cost, times=cost)
+    wide, narrow = together(engine, [PROMPT, PROMPT], 30)
+    began = clock.now
     engine.append(wide, engine.join(wide), chain(LAST, TEXT[:9]))
     engine.step()
     assert wide.spent.nodes > narrow.spent.nodes == 1
-    assert wide.spent.share_seconds > narrow.spent.share_seconds > 0.004
-    whole = wide.spent.share_seconds + narrow.spent.share_seconds
-    assert whole == pytest.approx(wide.spent.model_seconds)
+    assert wide.spent.model_seconds > wide.spent.share_seconds > narrow.spent.share_seconds > 0.004
+    run_dry(engine)
+    shares = wide.spent.share_seconds + narrow.spent.share_seconds
+    assert shares == pytest.approx(clock.now - began)
 
 
 class Device(NamedTuple):
@@ -340,32 +286,29 @@ def live_on(
 
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("device", [CPU, NEURON], ids=["cpu", "neuron"])
+@pytest.mark.parametrize("say", [lies, truth])
 @pytest.mark.parametrize(
     ("narrow", "wide"), [(1.0, 1.0), (1.0, 0.5), (1.0, 2.0), (0.5, 1.0), (2.0, 1.0)]
 )
-def test_who_claims_certainty_slows_down_nobody(device: Device, narrow: float, wide: float) -> None:
+def test_who_claims_certainty_or_is_always_right_slows_down_nobody(
+    device: Device,
+    say: Callable[[Session, list[int], int], Nodes],
+    narrow: float,
+    wide: float,
+) -> None:
     """Not even if what the engine believed of times to begin with was wrong by 2."""
 
     def wrong(rows: int, nodes: int) -> float:
         return device.cost(rows, nodes) * (wide if nodes > 1 else narrow)
 
     engine, _, clock = device.engine(wrong)
-    everybody, began = ready(engine, ["liar", "a", "b", "c"]), clock.now
-    live_on(engine, everybody, 500, lies)
+    everybody, began = ready(engine, ["first", "a", "b", "c"]), clock.now
+    live_on(engine, everybody, 400, say)
     alone = (clock.now - began) / device.cost(4, 1)
+    learning = 0.0 if narrow == wide else LEARNING
     for session, _, text in everybody:
         assert text_of(session) == text[: len(text_of(session))]
-        assert len(text_of(session)) >= TUNING.min_rate * alone - TUNING.max_deficit - LEARNING
-
-
-@pytest.mark.parametrize("device", [CPU, NEURON], ids=["cpu", "neuron"])
-def test_one_with_good_candidates_does_not_hold_up_three_without(device: Device) -> None:
-    engine, _, clock = device.engine(device.cost)
-    everybody, began = ready(engine, ["wide", "a", "b", "c"]), clock.now
-    live_on(engine, everybody, 400, truth)
-    alone = (clock.now - began) / device.cost(4, 1)
-    for session, _, _ in everybody[1:]:
-        assert len(text_of(session)) >= TUNING.min_rate * alone - TUNING.max_deficit
+        assert len(text_of(session)) >= TUNING.min_rate * alone - TUNING.max_deficit - learning
 
 
 def test_the_engines_own_work_slows_down_nobody_who_drafts_nothing() -> None:
@@ -406,38 +349,19 @@ def test_a_candidate_that_the_target_takes_counts_in_the_sessions_own_record() -
     assert right.record.factor == 1.0 > wrong.record.factor
 
 
-def test_what_a_session_is_ahead_or_behind_is_bounded() -> None:
-    session = opened(exact_engine()[0], PROMPT)
-    session.add_service(-100.0)
-    assert session.service_credit == -TUNING.max_behind
-    session.add_service(100.0)
-    assert session.service_credit == TUNING.max_ahead
-
-
 # --- rows
 
 
-@pytest.mark.parametrize("params", SAMPLINGS, ids=str)
-def test_a_session_starts_from_the_row_that_an_earlier_one_left(params: SamplingParams) -> None:
-    engine, _, _ = exact_engine()
-    prompt = prompt_of(3, 100)
-    engine.close(opened(engine, prompt, params))
-    seen = Recorder(engine)
-    session = asked(engine, [*prompt, 9], 15, params)
-    run_dry(engine)
-    assert text_of(session) == own_text([*prompt, 9], 15, params)
-    assert seen.reused == [99]
-    assert sum(done.nodes for done in seen.forwards if done.prefill) == 1
-
-
-def test_a_tenant_never_starts_from_anothers_tokens() -> None:
-    engine, _, _ = exact_engine()
+def test_a_session_starts_from_the_row_that_an_earlier_one_of_its_tenant_left() -> None:
+    engine, model, _ = exact_engine()
     prompt = prompt_of(5, 100)
     engine.close(opened(engine, prompt, tenant="a"))
-    seen = Recorder(engine)
-    opened(engine, prompt, tenant="b")
-    opened(engine, prompt, tenant="a")
-    assert seen.reused == [0, 99]
+    assert opened(engine, prompt, tenant="b").reused == 0
+    session = asked(engine, [*prompt, 9], 15, SAMPLINGS[1], tenant="a")
+    assert session.reused == 99
+    assert model.calls[-1] == (1, 1)
+    run_dry(engine)
+    assert text_of(session) == own_text([*prompt, 9], 15, SAMPLINGS[1])
 
 
 def test_the_row_unused_for_longest_is_given_away() -> None:
@@ -446,10 +370,19 @@ def test_the_row_unused_for_longest_is_given_away() -> None:
         engine.close(opened(engine, prompt_of(number, 60)))
     engine.close(opened(engine, prompt_of(0, 60)))  # 0 is used again: 1 is the oldest now
     opened(engine, prompt_of(9, 60))
-    seen = Recorder(engine)
-    opened(engine, prompt_of(2, 60))
-    opened(engine, prompt_of(0, 60))
-    assert seen.reused == [59, 59]
+    assert [opened(engine, prompt_of(number, 60)).reused for number in (2, 0)] == [59, 59]
+
+
+def evictions_of(engine: Engine) -> list[Session]:
+    """Sessions that lose their rows from now on."""
+    evicted = list[Session]()
+
+    def note(event: EngineEvent) -> None:
+        if isinstance(event, Evicted):
+            evicted.append(event.session)
+
+    engine.listeners.append(note)
+    return evicted
 
 
 def test_a_session_out_of_credit_lends_its_row_at_once_and_goes_on_with_its_prefix() -> None:
@@ -457,19 +390,16 @@ def test_a_session_out_of_credit_lends_its_row_at_once_and_goes_on_with_its_pref
     first = asked(engine, prompt_of(6, 40), 12, credit=3)
     stream = engine.join(first)
     run_dry(engine)
-    seen = Recorder(engine)
+    evicted = evictions_of(engine)
     second = asked(engine, prompt_of(8, 40), 12)
     run_dry(engine)
     engine.append(first, stream, chain(first.length - 1, own_text(prompt_of(6, 40), 9)[3:]))
     engine.acknowledge(first, first.length)
-    keep_reading(engine, first)
     engine.close(second)
-    keep_reading(engine, first)
-    engine.acknowledge(first, first.length)
-    keep_reading(engine, first)
+    finish(engine, first)
     assert text_of(first) == own_text(prompt_of(6, 40), 12)
     assert text_of(second) == own_text(prompt_of(8, 40), 12)
-    assert seen.evictions == [first]
+    assert evicted == [first]
     assert model.rows == 1
 
 
@@ -525,12 +455,13 @@ def test_sessions_of_one_tenant_wait_for_each_other() -> None:
 
 def test_rows_change_hands_once_a_turn_and_every_text_goes_on_where_it_was() -> None:
     engine, _, clock = exact_engine(rows=2)
-    sessions = [asked(engine, prompt_of(number, 60), 900, tenant="ab"[number]) for number in (0, 1)]
-    sessions.append(engine.open(prompt_of(2, 60), GREEDY, tenant="c")[0])
-    engine.decode(sessions[2], Decode(960, credit=512))
-    again, _ = engine.open(prompt_of(3, 60), GREEDY, tenant="a")
-    engine.decode(again, Decode(400))
-    seen, began = Recorder(engine), clock.now
+    sessions = [
+        engine.open(prompt_of(number, 60), GREEDY, tenant=tenant)[0]
+        for number, tenant in enumerate("abca")
+    ]
+    for session in sessions:
+        engine.decode(session, Decode(460, credit=512))
+    evicted, began = evictions_of(engine), clock.now
     while any(session.end is End.NOT for session in sessions):
         if not engine.step():
             clock.now += 0.1
@@ -538,19 +469,17 @@ def test_rows_change_hands_once_a_turn_and_every_text_goes_on_where_it_was() -> 
             engine.acknowledge(session, session.length)
             if session.end is not End.NOT:
                 engine.close(session)
-    assert len(seen.evictions) <= (clock.now - began) / TUNING.turn_seconds + 1
+    assert 0 < len(evicted) <= (clock.now - began) / TUNING.turn_seconds + 1
     assert [text_of(session) for session in sessions] == [
-        own_text(prompt_of(number, 60), 900) for number in range(3)
+        own_text(prompt_of(number, 60), 400) for number in range(4)
     ]
 
 
 def test_a_session_waits_until_a_silent_one_lends_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inference.engine.admission.TUNING", replace(TUNING, silent_seconds=0.05))
-    model = Exact(1, Clock())
-    engine = Engine(model, sequence_length=100, max_tree_nodes=8, vocabulary=VOCABULARY)
+    engine = Engine(Exact(1, Clock()), sequence_length=100, max_tree_nodes=8, vocabulary=VOCABULARY)
     opened(engine, PROMPT)
     assert text_of(opened(engine, [4, 5])) == []
-    assert not any(one.wants_row and one.row is None for one in engine.sessions)
 
 
 def test_a_full_line_is_busy_and_a_freed_row_goes_to_who_waited_longest() -> None:
@@ -567,7 +496,7 @@ def test_a_full_line_is_busy_and_a_freed_row_goes_to_who_waited_longest() -> Non
 # --- faults and endings
 
 
-def test_a_fault_ends_the_session_it_is_in_and_no_other() -> None:
+def test_a_fault_ends_the_session_or_the_opening_it_is_in_and_no_other() -> None:
     engine, _, _ = exact_engine(rows=3, times=free)
     sessions = together(engine, [[1, 2, number] for number in (10, 20, 30)], 10)
     woken = threading.Event()
@@ -578,33 +507,18 @@ def test_a_fault_ends_the_session_it_is_in_and_no_other() -> None:
         own_text([1, 2, number], 10) for number in (10, 30)
     ]
     assert woken.is_set()
+    assert engine.free_rows == 1
+    _, opening = engine.open([1, FAULTY, 2], GREEDY)
+    run_dry(engine)
     for ask in (
         lambda: engine.progress(sessions[1], sessions[1].length),
         lambda: engine.decode(sessions[1], Decode(20)),
         lambda: engine.go(sessions[1], 2),
+        lambda: opening.result(0),
     ):
         with pytest.raises(RuntimeError, match="a private reason"):
             ask()
     assert engine.free_rows == 1
-
-
-def test_a_fault_in_a_prompt_is_that_of_its_opening() -> None:
-    engine, _, _ = exact_engine()
-    _, future = engine.open([1, FAULTY, 2], GREEDY)
-    run_dry(engine)
-    with pytest.raises(RuntimeError, match="a private reason"):
-        future.result(0)
-    assert engine.free_rows == 2
-
-
-def test_tokens_that_were_made_can_be_read_after_the_session_has_failed() -> None:
-    engine, _, _ = exact_engine()
-    session = asked(engine, PROMPT, 10)
-    engine.step()
-    engine.close(session)
-    assert engine.progress(session, len(PROMPT)).tokens == tuple(TEXT[:1])
-    with pytest.raises(Unavailable):
-        engine.progress(session, len(PROMPT) + 1)
 
 
 def test_an_engine_that_stops_leaves_nobody_waiting() -> None:
@@ -621,7 +535,11 @@ def test_an_engine_that_stops_leaves_nobody_waiting() -> None:
 def test_a_forward_is_told_of_while_the_next_one_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, model, _ = exact_engine()
     session, choose = opened(engine, PROMPT), model.choose
-    told, heard = threading.Event(), list[bool]()
+    told, ended, heard = threading.Event(), threading.Event(), list[bool]()
+
+    def note_end() -> None:
+        if session.end is not End.NOT:
+            ended.set()
 
     def choosing(segments: Sequence[Segment]) -> list[Chosen]:
         if session.length > len(PROMPT):
@@ -631,49 +549,10 @@ def test_a_forward_is_told_of_while_the_next_one_computes(monkeypatch: pytest.Mo
     monkeypatch.setattr(model, "choose", choosing)
     engine.listeners.append(lambda event: told.set() if isinstance(event, Commit) else None)
     engine.decode(session, Decode(session.length + 3))
+    engine.listen(engine.join(session), note_end)
     with running(engine):
-        waited(engine, session)
+        assert ended.wait(WAIT)
     assert heard == [True, True]
-
-
-def test_a_listener_hears_of_tokens_and_ends_until_its_stream_leaves() -> None:
-    engine, _, _ = exact_engine()
-    session, heard = asked(engine, PROMPT, 3), list[int]()
-    stream = engine.join(session)
-    engine.listen(stream, lambda: heard.append(session.length))
-    run_dry(engine)
-    assert heard == [4, 5, 6]
-    engine.leave(session, stream)
-    engine.decode(session, Decode(8))
-    run_dry(engine)
-    assert heard == [4, 5, 6]
-
-
-class SlowlyTaken(threading.Condition):
-    """A lock that others get first whenever a wait has given it up."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        release = self._release_save  # type: ignore[has-type]  # missing in the stubs
-
-        def released() -> object:
-            state = release()
-            time.sleep(0.002)
-            return state
-
-        self._release_save = released
-
-
-def test_an_order_wakes_an_engine_that_falls_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inference.engine.admission.Condition", SlowlyTaken)
-    engine, _, _ = exact_engine()
-    with running(engine):
-        session, opening = engine.open(PROMPT, GREEDY)
-        opening.result(WAIT)
-        for length in range(LAST + 2, LAST + 12):
-            engine.decode(session, Decode(length))
-            waited(engine, session)
-    assert session.tokens == [*PROMPT, *TEXT[: session.length - len(PROMPT)]]
 
 
 def test_a_limit_is_lowered_before_a_forward_pass_is_planned_or_after_it_is_prepared() -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +42,7 @@ from inference.tree.token_tree import IntArray, TokenTree, accept_matches
 from inference.tree.tree_shape import NONE, Branches
 from tests.support.beside import engine_of_rounds, fused
 from tests.support.clock import Clock
-from tests.support.exact import GREEDY, Cost, chain, finish, free, opened, running
+from tests.support.exact import GREEDY, Cost, chain, finish, free, opened
 from tests.support.exact import text_of as made_by
 from tests.support.models import SAMPLINGS
 from tests.support.pairs import (
@@ -58,9 +57,7 @@ from tests.support.pairs import (
 
 LENGTH, TOKENS, PROMPT = 120, 30, [5, 17, 250, 3, 99]
 SHAPES = [Branches.chain(4), Branches((3, 1, 2))]
-CLOSE = perturbed(1, 0.02)
-
-
+RIGHT, CLOSE, USELESS = decoder(1), perturbed(1, 0.02), decoder(99, layers=1)
 BESIDE = Decode(len(PROMPT) + TOKENS, beside=True)
 """Drafted by the target's graphs where they can."""
 
@@ -69,7 +66,7 @@ BESIDE = Decode(len(PROMPT) + TOKENS, beside=True)
 def own_text(
     prompt: tuple[int, ...] = (*PROMPT,), params: SamplingParams = GREEDY, tokens: int = TOKENS
 ) -> list[int]:
-    return alone(LocalSession(engine(decoder(1))), prompt, params, tokens)
+    return alone(LocalSession(engine(RIGHT)), prompt, params, tokens)
 
 
 def forwards_of(
@@ -116,13 +113,6 @@ def _tokens(shape: Branches, rng: np.random.Generator) -> np.ndarray:
     return np.concatenate([[0], *below]).astype(np.int32)
 
 
-def test_nodes_are_numbered_level_by_level() -> None:
-    shape = Branches((2, 2))
-    assert (shape.nodes, shape.inner, shape.depth) == (7, 3, 2)
-    assert shape.parents == (-1, 0, 0, 1, 1, 2, 2)
-    assert shape.depths == (0, 1, 1, 2, 2, 2, 2)
-
-
 def test_what_is_accepted_ends_at_the_limit_with_the_token_that_the_target_chose_there() -> None:
     answer = np.array([4, 5, 6, 1, 2, NONE, 7], dtype=np.int32)
     tree, verdict = read_answer(blank_tree(Branches.chain(3), 9), answer, limit=1)
@@ -164,34 +154,29 @@ def test_a_round_drafts_what_its_draft_drafts(shape: Branches, params: SamplingP
     model = EagerModel(CLOSE, rows=1, capacity=SEQUENCE_LENGTH, max_nodes=64)
     elsewhere = RoundProposer(model, Branching(shape), room=64)
     waits = replace(BESIDE, pace=Pace.WAIT)
-    served = engine_of_rounds(fused(decoder(1), CLOSE, shape))
-    theirs = forwards_of(engine(decoder(1)), params, order=waits, proposers=[elsewhere])
+    served = engine_of_rounds(fused(RIGHT, CLOSE, shape))
+    theirs = forwards_of(engine(RIGHT), params, order=waits, proposers=[elsewhere])
     assert forwards_of(served, params) == theirs
 
 
 # --- limits
 
 
-def finished(served: Engine, session: Session) -> list[int]:
-    finish(served, session)
-    return session.tokens[session.prompt_length :]
-
-
 def test_a_session_whose_forwards_are_narrower_than_a_round_makes_none() -> None:
-    served = engine_of_rounds(fused(decoder(1), decoder(1), Branches.chain(4)))
+    served = engine_of_rounds(fused(RIGHT, RIGHT, Branches.chain(4)))
     session, _ = served.open(PROMPT, SAMPLINGS[1])
     session.tree_nodes = 4
     served.decode(session, BESIDE)
-    assert finished(served, session) == own_text(params=SAMPLINGS[1])
+    finish(served, session)
+    assert made_by(session) == own_text(params=SAMPLINGS[1])
     assert session.spent.lone == session.spent.forwards == TOKENS
 
 
 def test_a_text_with_a_rule_has_open_forwards() -> None:
     """Graphs of rounds neither adjust logits nor report any."""
-    model = fused(decoder(1), decoder(1), Branches.chain(4))
+    model = fused(RIGHT, RIGHT, Branches.chain(4))
     served, rounds = engine_of_rounds(model), GraphRounds(model)
-    session, future = served.open(PROMPT, SAMPLINGS[1])
-    served.finish(future)
+    session = opened(served, PROMPT, SAMPLINGS[1])
     served.decode(session, BESIDE)
     assert rounds.select([session], lambda rows, nodes: 0.01) == ([], [session])
     for rule in (SamplingParams(presence_penalty=1.0), SamplingParams(logprobs=0)):
@@ -199,76 +184,46 @@ def test_a_text_with_a_rule_has_open_forwards() -> None:
         assert rounds.select([session], lambda rows, nodes: 0.01) == ([], [])
 
 
-# --- many at once
+def watch(model: object, name: str, note: Callable[[Sequence[Segment]], object]) -> None:
+    """Note the segments of each call of this method before it is made."""
+    call: Callable[[Sequence[Segment]], list[IntArray]] = getattr(model, name)
 
-
-def test_texts_of_any_sampling_at_once_are_those_made_one_by_one() -> None:
-    model = fused(decoder(1), CLOSE, Branches.chain(3), rows=3)
-    together, call = list[int](), model.rounds
-
-    def counted(segments: Sequence[Segment]) -> list[IntArray]:
-        together.append(len(segments))
+    def watched(segments: Sequence[Segment]) -> list[IntArray]:
+        note(segments)
         return call(segments)
 
-    model.rounds = counted  # type: ignore[method-assign]
-    served = engine_of_rounds(model)
-
-    kinds = [((*PROMPT[:-1], number), SAMPLINGS[number % 4]) for number in range(7)]
-
-    def write(kind: tuple[tuple[int, ...], SamplingParams]) -> list[int]:
-        return text_of(*kind, LocalSession(served), BESIDE)
-
-    with running(served), ThreadPoolExecutor(7) as texts:
-        made = list(texts.map(write, kinds))
-    assert made == [own_text(*kind) for kind in kinds]
-    assert max(together) > 1
-    assert served.free_rows == 3
+    setattr(model, name, watched)
 
 
-def test_a_long_prompt_is_fed_to_the_draft_in_chunks_between_rounds_of_others() -> None:
-    model = fused(decoder(1), CLOSE, Branches.chain(3))
-    served, order = engine_of_rounds(model), list[str]()
-    for one, name in ((model.draft, "choose"), (model, "rounds")):
-        call = getattr(one, name)
-
-        def watched(segments: Sequence[Segment], name: str = name, call=call) -> list[IntArray]:  # type: ignore[no-untyped-def]
-            order.append(name)
-            return list(call(segments))
-
-        setattr(one, name, watched)
-    first, _ = served.open(PROMPT, SAMPLINGS[0])
-    second, opened = served.open([index % 200 for index in range(80)], SAMPLINGS[0])
-    served.finish(opened)
-    order.clear()
-    served.decode(first, BESIDE)
+def test_texts_of_any_sampling_share_rounds_and_a_long_prompt_is_fed_between_them() -> None:
+    model = fused(RIGHT, CLOSE, Branches.chain(3), rows=4)
+    served, calls = engine_of_rounds(model), list[tuple[str, int]]()
+    watch(model.draft, "choose", lambda segments: calls.append(("choose", len(segments))))
+    watch(model, "rounds", lambda segments: calls.append(("rounds", len(segments))))
+    kinds = [((*PROMPT[:-1], number), SAMPLINGS[number]) for number in range(3)]
+    sessions = [opened(served, *kind) for kind in kinds]
+    long = opened(served, [index % 200 for index in range(80)])
+    for session in sessions:
+        served.decode(session, BESIDE)
     served.step()
-    served.decode(second, Decode(90, beside=True))
-    text = finished(served, first)
-    finished(served, second)
-    assert text == own_text()
-    fed = [index for index, name in enumerate(order) if name == "choose"][1:]
+    calls.clear()
+    served.decode(long, Decode(90, beside=True))
+    finish(served, *sessions, long)
+    assert [made_by(session) for session in sessions] == [own_text(*kind) for kind in kinds]
+    assert ("rounds", 3) in calls
+    fed = [index for index, (name, _) in enumerate(calls) if name == "choose"]
     assert len(fed) > 2
-    assert all(order[index + 1] == "rounds" for index in fed)
+    assert all(calls[index + 1][0] == "rounds" for index in fed)
 
 
-# --- what is refused
+# --- what is refused and what is remembered
 
 
 def test_rounds_for_greedy_decoding_alone_refuse_another_temperature() -> None:
-    served = engine_of_rounds(fused(decoder(1), CLOSE, Branches.chain(2), sampled=False))
+    served = engine_of_rounds(fused(RIGHT, CLOSE, Branches.chain(2), sampled=False))
     assert text_of(PROMPT, GREEDY, LocalSession(served), BESIDE) == own_text()
     with pytest.raises(InvalidRequest, match="greedy decoding"):
         text_of(PROMPT, SAMPLINGS[1], LocalSession(served), BESIDE)
-
-
-def test_a_shape_has_children_on_every_level_and_a_bucket_its_nodes() -> None:
-    with pytest.raises(InvalidRequest):
-        Branches(())
-    with pytest.raises(BadArtifact, match="chain of 2"):
-        RoundBucket(1, 4, 64, 4, 3, False, 64, (1, 1))
-
-
-# --- the manifest
 
 
 def manifest(fused: FusedPart | None) -> Manifest:
@@ -279,27 +234,29 @@ def manifest(fused: FusedPart | None) -> Manifest:
 
 
 def test_a_manifest_remembers_the_draft_and_is_what_it_was_without_one(tmp_path: Path) -> None:
-    part = FusedPart(
-        "d",
-        "fp",
-        {},
-        (DraftBucket(1, 8, 64, 1, 1, False, 64),),
-        (RoundBucket.of(Branches((2, 1)), 1, 64, 64, sampled=True),),
-    )
-    write_manifest(tmp_path, manifest(part))
-    assert read_manifest(tmp_path) == manifest(part)
-    assert read_manifest(tmp_path).digest() == manifest(part).digest() != manifest(None).digest()
-    assert [bucket.name for bucket in part.prefill] == ["draft_prefill_b1_t8_s64_greedy"]
-    assert [bucket.name for bucket in part.rounds] == ["round_b1_2x1_s64_sampled"]
-    write_manifest(tmp_path, manifest(None))
+    prefill = (DraftBucket(1, 8, 64, 1, 1, False, 64),)
+    rounds = (RoundBucket.of(Branches((2, 1)), 1, 64, 64, sampled=True),)
+    with_draft, without = manifest(FusedPart("d", "fp", {}, prefill, rounds)), manifest(None)
+    write_manifest(tmp_path, with_draft)
+    assert read_manifest(tmp_path) == with_draft
+    assert read_manifest(tmp_path).digest() == with_draft.digest() != without.digest()
+    assert [bucket.name for bucket in with_draft.graphs] == [
+        "verify_b1_t8_s64_sampled",
+        "draft_prefill_b1_t8_s64_greedy",
+        "round_b1_2x1_s64_sampled",
+    ]
+    write_manifest(tmp_path, without)
     assert "fused" not in (tmp_path / "manifest.json").read_text()
-    assert read_manifest(tmp_path) == manifest(None)
+    assert read_manifest(tmp_path) == without
+    with pytest.raises(InvalidRequest):
+        Branches(())
+    with pytest.raises(BadArtifact, match="chain of 2"):
+        RoundBucket(1, 4, 64, 4, 3, False, 64, (1, 1))
 
 
 # --- neighbours
 
 LONG, DEPTH = 400, 4
-RIGHT, USELESS = decoder(1), decoder(99, layers=1)
 
 
 def cpu(rows: int, nodes: int) -> float:
@@ -320,9 +277,9 @@ class Graph:
         self.clock, self.rounds, self.cost = Clock(), list[int](), cost
         self.model = model = fused(RIGHT, draft, Branches.chain(DEPTH), rows=4, length=LONG)
         model.padded = lambda rows, nodes: (rows, nodes)  # type: ignore[method-assign]
-        self._timed(model, "choose", cost)
-        self._timed(model, "rounds", self._round)
-        self._timed(model.draft, "choose", lambda rows, nodes: cost(rows, 1) / 4)
+        self._time(model, "choose", cost)
+        self._time(model, "rounds", self._round)
+        self._time(model.draft, "choose", lambda rows, nodes: cost(rows, 1) / 4)
         known = {shape: cost(*shape) for shape in product(range(1, 5), (1, 2, 4, 8, 16, 32))}
         self.engine = Engine(
             model,
@@ -348,24 +305,32 @@ class Graph:
         self.engine.close(session)
         self.rounds.clear()
 
-    def step(self, sessions: Sequence[Session]) -> None:
-        """One forward; all clients have read what there is."""
-        assert self.engine.step(), "somebody can go on"
-        for session in sessions:
-            self.engine.acknowledge(session, session.length)
+    def live(self, sessions: Sequence[Session], proposing: Sequence[int] = ()) -> Iterator[None]:
+        """Make forwards until a text has ended; all clients have read what there is. Those of
+        these numbers propose what their target will say.
+        """
+        streams = {number: self.engine.join(sessions[number]) for number in proposing}
+        for first in count(step=7):
+            for number, stream in streams.items():
+                session, made = sessions[number], len(made_by(sessions[number]))
+                ahead = neighbours_text(number)[made : made + 7]
+                self.engine.append(session, stream, chain(session.length - 1, ahead, 0.9, first))
+            assert self.engine.step(), "somebody can go on"
+            for session in sessions:
+                self.engine.acknowledge(session, session.length)
+            yield
+            if any(session.end is not End.NOT for session in sessions):
+                return
 
     def _round(self, rows: int, nodes: int) -> float:
         self.rounds.append(rows)
         return self.cost(rows, nodes) + DEPTH * self.cost(rows, 1) / 6
 
-    def _timed(self, model: object, name: str, cost: Cost) -> None:
-        call: Callable[[Sequence[Segment]], list[IntArray]] = getattr(model, name)
-
-        def timed(segments: Sequence[Segment]) -> list[IntArray]:
+    def _time(self, model: object, name: str, cost: Cost) -> None:
+        def note(segments: Sequence[Segment]) -> None:
             self.clock.now += cost(len(segments), max(len(one.tokens) for one in segments))
-            return call(segments)
 
-        setattr(model, name, timed)
+        watch(model, name, note)
 
 
 def neighbours_text(last: int) -> list[int]:
@@ -384,15 +349,8 @@ def test_who_did_not_ask_for_rounds_keeps_its_root_only_rate(
     graph = Graph(draft, DEVICES[device])
     graph.measured()
     sessions = graph.asked([(last < drafted, 200) for last in range(4)])
-    others, began, numbers = sessions[drafted:], graph.clock.now, 0
-    streams = [graph.engine.join(one) for one in others]
-    while all(one.end is End.NOT for one in sessions):
-        for index, (one, stream) in enumerate(zip(others, streams, strict=True)):
-            if proposed:
-                ahead = neighbours_text(drafted + index)[len(made_by(one)) :][:7]
-                graph.engine.append(one, stream, chain(one.length - 1, ahead, 0.9, first=numbers))
-        numbers += 7
-        graph.step(sessions)
+    others, began = sessions[drafted:], graph.clock.now
+    for _ in graph.live(sessions, range(drafted, 4) if proposed else ()):
         promised = TUNING.min_rate * (graph.clock.now - began) / graph.cost(4, 1)
         assert all(len(made_by(one)) >= promised - TUNING.max_deficit for one in others)
     for last, one in enumerate(sessions):
@@ -404,31 +362,17 @@ def test_rounds_are_made_beside_others_that_are_ahead_and_where_they_pay() -> No
     graph = Graph(RIGHT, free)
     graph.measured()
     sessions = graph.asked([(last < 3, 200) for last in range(4)])
-    other, numbers = sessions[3], 0
-    stream = graph.engine.join(other)
-    while all(one.end is End.NOT for one in sessions):
-        ahead = neighbours_text(3)[len(made_by(other)) :][:7]
-        graph.engine.append(other, stream, chain(other.length - 1, ahead, 0.9, first=numbers))
-        numbers += 7
-        graph.step(sessions)
+    for _ in graph.live(sessions, [3]):
+        pass
     assert 3 in graph.rounds
     assert len(made_by(sessions[0])) > 1.5 * sessions[0].spent.forwards
-
-
-def test_a_draft_that_brings_nothing_holds_up_nobody_else() -> None:
-    graph = Graph(USELESS, neuron)
-    graph.measured()
-    sessions = graph.asked([(True, 60), (False, 60)])
-    while all(one.end is End.NOT for one in sessions):
-        graph.step(sessions)
-    assert not graph.rounds
 
 
 def test_a_text_goes_on_in_rounds_when_it_is_alone_again() -> None:
     graph = Graph(RIGHT, neuron)
     sessions = graph.asked([(True, 200), (False, 40)])
-    while sessions[1].end is End.NOT:
-        graph.step(sessions)
+    for _ in graph.live(sessions):
+        pass
     assert not graph.rounds, "none was measured, so nobody knows whether one pays"
     before, forwards = len(made_by(sessions[0])), sessions[0].spent.forwards
     finish(graph.engine, sessions[0])

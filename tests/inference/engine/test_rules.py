@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-import llguidance
 import pytest
 import torch
 
@@ -23,8 +22,7 @@ from inference.sampling import Grammar, GrammarKind, SamplingParams
 from inference.token_rule import TokenRule
 from tests.support.equality import full_logits
 from tests.support.exact import asked, chain, exact_engine, finish, opened, text_of
-from tests.support.oracles import RuleOracle
-from tests.support.pairs import STOP, VOCABULARY, engine, grammars, prompt_of, tokenizer
+from tests.support.pairs import VOCABULARY, engine, grammars, prompt_of, rule_oracle
 from tests.support.refusals import assert_refused
 
 WORDS = Grammar(GrammarKind.REGEX, "([a-f]{1,5} ){3,}(end|fed)")
@@ -39,11 +37,6 @@ RULES = grammars()
 @pytest.fixture
 def served(target: Decoder) -> Engine:
     return engine(target, rows=4, rules=RULES)
-
-
-def oracle_of(begin: int, params: SamplingParams) -> RuleOracle:
-    reader = llguidance.LLTokenizer(tokenizer().to_str(), n_vocab=VOCABULARY, eos_token=[STOP])
-    return RuleOracle(reader, begin, params)
 
 
 def told(session: Session, served: Engine) -> Sequence[TokenLogProb]:
@@ -75,7 +68,7 @@ def test_log_probabilities_are_those_of_what_the_target_chooses_by(
     finish(served, session)
     assert text_of(session) == text_of(first)
     assert session.spent.forwards < first.spent.forwards
-    oracle, scale = oracle_of(len(PROMPT), params), params.temperature or 1.0
+    oracle, scale = rule_oracle(len(PROMPT), params), params.temperature or 1.0
     logits = full_logits(target, session.tokens)
     rows = torch.stack(
         [
@@ -138,44 +131,6 @@ def test_a_session_that_lost_its_row_goes_on_as_if_nothing_had_been(served: Engi
     assert text_of(session) == text_of(whole)
     assert [one.ids for one in told(session, single)] == [one.ids for one in reports]
     assert session.prompt_scores.logprobs == prompts
-
-
-def test_a_text_that_is_opened_anew_goes_on_by_what_was_made(served: Engine) -> None:
-    """Penalties and grammar count it as output."""
-    whole = asked(served, PROMPT, 30, RULED)
-    finish(served, whole)
-    for made in (1, 9, 29):
-        prompt = whole.tokens[: len(PROMPT) + made]
-        session = asked(served, prompt, 30 - made, replace(RULED, made=made))
-        finish(served, session)
-        assert session.tokens == whole.tokens
-        assert len(told(session, served)) == 30 - made
-
-
-def test_candidates_that_a_grammar_excludes_change_nothing(served: Engine) -> None:
-    alone = asked(served, PROMPT, 20, GREEDY)
-    finish(served, alone)
-    session = asked(served, PROMPT, 20, GREEDY)
-    stream, at = served.join(session), len(PROMPT) - 1
-    excluded = tokenizer().encode("}}x{{").ids
-    served.append(session, stream, chain(at, excluded))
-    served.append(session, stream, chain(at, [*text_of(alone)[:2], *excluded], first=20))
-    finish(served, session)
-    assert text_of(session) == text_of(alone)
-    assert session.spent.nodes > session.spent.forwards
-
-
-def test_a_neighbours_rule_changes_nobody(served: Engine) -> None:
-    plain = SamplingParams(0.7, seed=9)
-    for params, other in ((plain, RULED), (RULED, plain), (RULED, replace(GREEDY, made=0))):
-        alone = asked(served, PROMPT, 20, params)
-        finish(served, alone)
-        sessions = [asked(served, prompt_of(30), 25, other), asked(served, PROMPT, 20, params)]
-        assert served.step()
-        finish(served, *sessions)
-        assert sessions[1].tokens == alone.tokens
-        for session in (alone, *sessions):
-            served.close(session)
 
 
 class Tired(TokenRule):

@@ -75,16 +75,12 @@ LONE = Bringing(())
 SURE = Bringing((0.9,) * 31)
 
 
-def test_an_uncertain_time_within_the_promise_is_no_reason_to_stay_narrow() -> None:
+def test_an_uncertain_time_within_the_promise_may_be_wide_and_a_gain_within_its_noise_not() -> None:
     def little_more(rows: int, nodes: int) -> float:
         return ONE * (1.0 if nodes == 1 else 0.99 / TUNING.min_rate)
 
     assert width_of([SURE, LONE], little_more, MOST) == MOST
-
-
-def test_a_gain_within_the_noise_of_times_is_none() -> None:
-    little = Bringing((TUNING.min_gain - 1.001,))
-    assert width_of([little], flat, MOST) == 1
+    assert width_of([Bringing((TUNING.min_gain - 1.001,))], flat, MOST) == 1
 
 
 OFFERS = st.lists(
@@ -157,17 +153,13 @@ def chunks_of(plan: BatchPlan) -> list[int]:
     return sizes_of(plan) if plan.kind is ForwardKind.PREFILL else []
 
 
-def test_a_session_that_waits_gets_its_whole_tree_whatever_it_costs() -> None:
+def test_a_session_that_waits_gets_its_whole_tree_and_holds_up_none_that_goes_on() -> None:
     waiting = session(*[0.01] * 20, pace=Pace.WAIT)
     assert sizes_of(turns(cpu).next(trees(waiting))) == [21]
     assert waiting.room == MOST - 1
     beside = session(*[0.01] * 5, pace=Pace.WAIT)
     assert sizes_of(turns(cpu).next(trees(waiting, beside))) == [21, 6]
-
-
-def test_a_session_that_waits_does_not_hold_up_one_that_goes_on() -> None:
-    waiting, going = session(*[0.01] * 20, pace=Pace.WAIT), session()
-    assert sizes_of(turns(cpu).next(trees(waiting, going))) == [1, 1]
+    assert sizes_of(turns(cpu).next(trees(waiting, session()))) == [1, 1]
 
 
 def test_a_forward_is_no_deeper_than_what_may_be_committed() -> None:
@@ -196,13 +188,11 @@ def test_who_takes_fewer_candidates_than_expected_is_believed_less() -> None:
     assert sizes_of(planned.next(trees(*ready))) == [1] * 4
 
 
-def test_no_deficit_is_allowed_to_one_whose_candidates_were_never_taken() -> None:
+def test_a_deficit_is_what_root_only_forwards_give_back_before_the_text_ends() -> None:
+    """None is allowed to a session whose candidates were never taken."""
     missed = session(0.9)
     missed.candidates.commit([9])
     assert allowed_deficit(missed) == allowed_deficit(session()) == 0.0
-
-
-def test_a_deficit_is_what_root_only_forwards_give_back_before_the_text_ends() -> None:
     for left, deficit in ((500, TUNING.max_deficit), (30, 30 * (1 - TUNING.min_rate)), (0, 0.0)):
         owing = session(0.9, length=3, end=4 + left)
         owing.candidates.commit([500])
@@ -268,15 +258,13 @@ def filling_beside(decoding: Session) -> ReadySets:
     return {ForwardKind.PREFILL: [on_a_row(500)], ForwardKind.TREES: [decoding]}
 
 
-def test_a_prompt_alone_is_prefilled_in_chunks_as_long_as_the_model_takes() -> None:
-    plan = turns(cpu).next({ForwardKind.PREFILL: [on_a_row(500)]})
-    assert chunks_of(plan) == [Exact.max_nodes]
-
-
-def test_a_slow_chunk_alone_stays_below_what_a_step_may_take() -> None:
-    plan = turns(lambda rows, nodes: 0.5 * nodes).next({ForwardKind.PREFILL: [on_a_row(500)]})
-    assert chunks_of(plan) == [16]
+def test_a_prompt_alone_has_chunks_as_long_as_the_model_and_the_time_of_a_step_allow() -> None:
+    ready = {ForwardKind.PREFILL: [on_a_row(500)]}
+    assert chunks_of(turns(cpu).next(ready)) == [Exact.max_nodes]
+    assert chunks_of(turns(lambda rows, nodes: 0.5 * nodes).next(ready)) == [16]
     assert 0.5 * 16 <= TUNING.max_chunk_seconds < 0.5 * 32
+    short = {ForwardKind.PREFILL: [on_a_row(21) for _ in range(4)]}
+    assert chunks_of(turns(flat).next(short)) == [20, 20, 20]  # 60 of 64 tokens share a forward
 
 
 def test_a_chunk_holds_up_who_decodes_by_a_bounded_time() -> None:
@@ -307,12 +295,6 @@ def test_three_whole_chunks_tell_what_one_takes_where_no_profile_does() -> None:
                 busy.record((1, Exact.max_nodes), seconds)
         made = [busy.next(ready) for _ in range(4)]
         assert {size for plan in made[1:] for size in chunks_of(plan)} == {size}
-
-
-def test_short_prompts_share_a_forward() -> None:
-    short = [on_a_row(21) for _ in range(4)]
-    plan = turns(flat).next({ForwardKind.PREFILL: short})
-    assert chunks_of(plan) == [20, 20, 20]  # 60 of 64 tokens
 
 
 def test_what_is_promised_is_what_root_only_forwards_would_bring_in_the_same_time() -> None:

@@ -9,23 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
-import tokenizers
-from tokenizers import decoders, models
 
 from grpc_comm.server.server import BackgroundServer
 from inference.errors import InvalidRequest, OutriderError, Unavailable
-from inference.loop.decode import TargetSession
-from inference.order import Progress
-from inference.proposer import NOBODY
-from inference.text.stream import TokenBytes
-from inference.text_log import Traffic
-from outrider.client.client import Client, open_client
+from outrider.client.client import open_client
 from outrider.client.drafting import DraftLoader
-from outrider.client.watching import TextEvent, Watcher
 from outrider.models.found_model import EMBEDDED
 from outrider.options.roles import SharedClientRole, TargetRole
 from outrider.processes import BACKGROUND
@@ -49,9 +39,7 @@ def test_a_draft_that_cannot_be_loaded_ends_no_text(port: str, tmp_path: Path) -
     with open_client(SharedClientRole(port=int(port), draft_model=str(draft))) as client:
         (draft / "model.safetensors").unlink()
         for _ in range(2):
-            request = make_request(
-                client.text_model, "def add(a, b):", Parameters(4, temperature=0)
-            )
+            request = make_request(client.text_model, "def a(b):", Parameters(4, temperature=0))
             made = client.complete(request, silent, Event())
             assert (len(made.token_ids), made.drafted) == (4, False)
             with pytest.raises(OutriderError, match="safetensors"):
@@ -65,24 +53,19 @@ def test_a_comparison_waits_for_the_draft(port: str, run: Run) -> None:
     assert made["loading_seconds"] is None
 
 
-def test_a_draft_beside_its_target_is_silent_while_the_target_is_timed() -> None:
+def calls(address: str, tokens: int) -> int:
+    """Calls of a loaded draft for a text of so many tokens."""
+    with open_client(SharedClientRole(target_host=address)) as client:
+        client.wait()
+        request = make_request(client.text_model, "def a(b):", Parameters(tokens, temperature=0))
+        return client.complete(request, silent, Event()).draft_calls
+
+
+def test_a_draft_beside_its_target_is_silent_while_the_target_is_timed(port: str) -> None:
     served = TargetRole(port=0, batch=1, sequence_length=256)
     with BackgroundServer(load_target(served)) as server:
-        assert calls(str(server.address.port), tokens=3) == 0
-
-
-def test_an_emulated_target_shares_no_device_with_its_draft(port: str) -> None:
-    assert calls(port, tokens=24) > 0
-
-
-def calls(port: str, tokens: int) -> int:
-    """Calls of a loaded draft for a text of so many tokens."""
-    with open_client(SharedClientRole(port=int(port))) as client:
-        client.wait()
-        request = make_request(
-            client.text_model, "def add(a, b):", Parameters(tokens, temperature=0)
-        )
-        return client.complete(request, silent, Event()).draft_calls
+        assert calls(str(server.address), tokens=3) == 0
+    assert calls(f"127.0.0.1:{port}", tokens=24) > 0, "an emulated target shares no device with it"
 
 
 class Load:
@@ -98,30 +81,20 @@ class Load:
         self.left.set()
 
 
-def test_the_first_call_says_how_many_rows_are_loaded() -> None:
+def test_a_draft_is_loaded_once_and_let_go_when_its_client_is_closed() -> None:
     load = Load()
     loader = DraftLoader(load)
+    assert loader.wait(lambda: False) is None  # no text wants it any more
+    assert loader.loading_seconds is not None
     load.allowed.set()
-    loader.begin(3)
     loader.begin(5)
-    assert loader.wait() == loader.loaded == "3 rows"
+    assert loader.wait() == loader.loaded == "1 rows"
     assert loader.loading_seconds is None
     loader.close()
     assert load.left.is_set()
-
-
-def test_nobody_waits_for_a_draft_that_no_text_wants_any_more() -> None:
     load = Load()
     loader = DraftLoader(load)
-    assert loader.wait(lambda: False) is None
-    assert loader.loading_seconds is not None
-    load.allowed.set()
-
-
-def test_a_draft_that_is_loaded_after_its_client_was_closed_is_let_go() -> None:
-    load = Load()
-    loader = DraftLoader(load)
-    loader.begin()
+    loader.begin(3)
     loader.close()
     assert not load.left.is_set()
     load.allowed.set()
@@ -161,21 +134,3 @@ def test_a_command_ends_with_its_own_code_while_a_draft_loads() -> None:
         timeout=WAIT,
     )
     assert (made.returncode, made.stdout) == (3, "text\n")
-
-
-WORDS = ["▁def", "▁f", "(", "</s>"]
-
-
-def test_each_token_keeps_its_leading_space() -> None:
-    rules = tokenizers.Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}))
-    rules.decoder = decoders.Metaspace()
-    rules.add_special_tokens(WORDS[3:])
-    assert rules.decode([1]) == "f"
-    committed = Progress(tokens=(0, 1, 2, 3), proposers=(NOBODY,) * 4)
-    client: Any = SimpleNamespace(tokenizer=SimpleNamespace(token_bytes=TokenBytes(rules).of))
-    session: Any = SimpleNamespace(traffic=Traffic(), receive=lambda _timeout: committed)
-    events = list[TextEvent]()
-    watcher = Watcher(cast(Client, client), events.append)
-    watcher.watch(cast(TargetSession, session)).receive(0.0)
-    ((_, data),) = events
-    assert data["texts"] == [" def", " f", "(", "</s>"]

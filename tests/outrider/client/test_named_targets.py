@@ -53,39 +53,31 @@ def test_the_name_stands_for_address_authority_and_token(demo: NamedTarget) -> N
     assert options.tls_ca == str(demo.ca_file)
     assert options.token_file == str(demo.token_file)
     assert options.replace(patience=7).endpoints == options.endpoints
-
-
-@pytest.mark.parametrize(
-    ("place", "is_local"),
-    [
+    unnamed = options.replace(target=None)
+    assert unnamed.tls_ca == str(demo.ca_file)
+    assert unnamed.replace(target_host="127.0.0.1:1").target_host == "127.0.0.1:1"
+    places: list[tuple[dict[str, Any], bool]] = [
         ({}, True),
         ({"target_host": "localhost,[::1]:7"}, True),
         ({"target_host": "localhost,dns:///there"}, False),
         ({"target": "demo"}, False),
+    ]
+    for place, is_local in places:
+        assert ChatRole(**place).is_local is is_local
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ({"target": "demi"}, ["demi", "did you mean demo"]),
+        ({"target": "demo", "target_host": "there:1"}, ["--target demo", "--target_host"]),
+        ({"target": "demo", "token_file": "mine"}, ["--target demo", "--token_file"]),
     ],
 )
-def test_a_target_is_here_by_its_address_unless_it_has_a_name(
-    place: dict[str, Any], is_local: bool, demo: NamedTarget
+def test_an_unknown_name_and_a_second_place_beside_the_name_are_refused(
+    place: dict[str, Any], words: list[str], demo: NamedTarget
 ) -> None:
-    assert ChatRole(**place).is_local is is_local
-
-
-def test_without_the_name_the_same_place_can_be_left(demo: NamedTarget) -> None:
-    unnamed = ChatRole(target="demo").replace(target=None)
-    assert unnamed.tls_ca == str(demo.ca_file)
-    assert unnamed.replace(target_host="127.0.0.1:1").target_host == "127.0.0.1:1"
-
-
-@pytest.mark.parametrize("other", [{"target_host": "there:1"}, {"token_file": "mine"}])
-def test_a_second_place_beside_the_name_is_refused(
-    other: dict[str, Any], demo: NamedTarget
-) -> None:
-    shown = ["--target demo", *(f"--{flag}" for flag in other)]
-    assert_refused(lambda: ChatRole(target="demo", **other), shown)
-
-
-def test_an_unknown_name_is_refused_with_the_nearest_one(demo: NamedTarget) -> None:
-    assert_refused(lambda: ChatRole(target="demi"), ["demi", "did you mean demo"])
+    assert_refused(lambda: ChatRole(**place), words)
 
 
 @pytest.mark.parametrize("name", ["", "Demo", "a/b", "..", "a--b", "a" * 32])

@@ -5,6 +5,7 @@ The embedded model understands none of it. The target's grammar makes its argume
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -23,12 +24,22 @@ pytestmark = pytest.mark.extended
 LENGTH = 12_000
 """Tokens of a text: agents say much, and the embedded tokenizer has few words."""
 
-TOKENS = 400
+LIMITS: dict[str, Any] = {"max_tokens": 400, "parallel_tool_calls": False}
 
 
 class City(BaseModel, extra="forbid"):
     name: Literal["Oslo", "Rome"]
     river: Literal["Akerselva", "Tiber"]
+
+
+def add(x: Literal[1, 2, 3], y: Literal[4, 5]) -> int:
+    """Add two numbers.
+
+    Args:
+        x: the first
+        y: the second
+    """
+    return x + y
 
 
 @pytest.fixture(scope="module")
@@ -45,35 +56,27 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
         yield server
 
 
-def add(x: Literal[1, 2, 3], y: Literal[4, 5]) -> int:
-    """Add two numbers.
-
-    Args:
-        x: the first
-        y: the second
-    """
-    return x + y
+@pytest.fixture
+def client(served: Opened) -> dict[str, Any]:
+    """Arguments of a client of OpenAI's."""
+    return {"base_url": f"{served.address}/v1", "api_key": "x", "max_retries": 0}
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("kind", ["OpenAIChatCompletionsModel", "OpenAIResponsesModel"])
-def test_openai_agents_call_a_function(served: Opened, kind: str, streamed: bool) -> None:
+def test_openai_agents_call_a_function(
+    served: Opened, client: dict[str, Any], kind: str, streamed: bool
+) -> None:
     agents = pytest.importorskip("agents")
-    import asyncio
 
     async def answer() -> Any:
-        client = openai.AsyncOpenAI(base_url=f"{served.address}/v1", api_key="x", max_retries=0)
+        api = openai.AsyncOpenAI(**client)
         agent = agents.Agent(
             name="adder",
             instructions="Add.",
             tools=[agents.function_tool(add)],
-            model=getattr(agents, kind)(model=served.texts.client.model, openai_client=client),
-            model_settings=agents.ModelSettings(
-                tool_choice="required",
-                parallel_tool_calls=False,
-                temperature=0,
-                max_tokens=TOKENS,
-            ),
+            model=getattr(agents, kind)(model=served.texts.client.model, openai_client=api),
+            model_settings=agents.ModelSettings(tool_choice="required", temperature=0, **LIMITS),
             tool_use_behavior="stop_on_first_tool",
         )
         if not streamed:
@@ -98,26 +101,22 @@ def test_pydantic_ai_gets_an_object(served: Opened, kind: str, native: bool) -> 
     agent = pydantic_ai.Agent(
         getattr(models, kind)(served.texts.client.model, provider=provider),
         output_type=pydantic_ai.NativeOutput(City) if native else City,
-        model_settings={"max_tokens": TOKENS, "temperature": 0, "parallel_tool_calls": False},
+        model_settings={"temperature": 0} | LIMITS,
     )
     assert isinstance(agent.run_sync("A city.").output, City)
 
 
 @pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA"])
-def test_instructor_gets_an_object(served: Opened, mode: str) -> None:
+def test_instructor_gets_an_object(served: Opened, client: dict[str, Any], mode: str) -> None:
     instructor = pytest.importorskip("instructor")
-    client = instructor.from_openai(
-        openai.OpenAI(base_url=f"{served.address}/v1", api_key="x", max_retries=0),
-        mode=instructor.Mode[mode],
-    )
-    made = client.chat.completions.create(
+    patched = instructor.from_openai(openai.OpenAI(**client), mode=instructor.Mode[mode])
+    made = patched.chat.completions.create(
         model=served.texts.client.model,
         response_model=City,
         messages=[{"role": "user", "content": "A city."}],
-        max_tokens=TOKENS,
         temperature=0,
         max_retries=0,
-        parallel_tool_calls=False,
+        **LIMITS,
     )
     assert isinstance(made, City)
 
@@ -128,10 +127,9 @@ def test_smolagents_call_a_function(served: Opened) -> None:
         model_id=served.texts.client.model,
         api_base=f"{served.address}/v1",
         api_key="x",
-        max_tokens=TOKENS,
-        parallel_tool_calls=False,
         temperature=1,
         seed=3,
+        **LIMITS,
     )
     agent = smolagents.ToolCallingAgent(
         tools=[smolagents.tool(add)], model=model, max_steps=1, verbosity_level=0
@@ -145,14 +143,11 @@ def test_smolagents_call_a_function(served: Opened) -> None:
 def test_anthropics_client_calls_a_function_and_tells_its_result(served: Opened) -> None:
     anthropic = pytest.importorskip("anthropic")
     client = anthropic.Anthropic(base_url=served.address, api_key="x", max_retries=0)
-    described = ADD["function"]
-    asked: dict[str, Any] = {
-        "model": served.texts.client.model,
-        "max_tokens": TOKENS,
-        "tools": [{"name": "add", "input_schema": described["parameters"]}],
-        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
-    }
-    user = {"role": "user", "content": "1 and 2"}
+    model, user = served.texts.client.model, {"role": "user", "content": "1 and 2"}
+    tools = [{"name": "add", "input_schema": ADD["function"]["parameters"]}]
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    asked: dict[str, Any] = {"model": model, "tools": tools, "tool_choice": choice}
+    asked["max_tokens"] = LIMITS["max_tokens"]
     first = client.messages.create(**asked, messages=[user])
     (use,) = first.content
     assert (first.stop_reason, use.type, use.name) == ("tool_use", "tool_use", "add")
@@ -166,9 +161,7 @@ def test_anthropics_client_calls_a_function_and_tells_its_result(served: Opened)
     with client.messages.stream(**asked, messages=messages) as stream:
         second = stream.get_final_message()
     assert second.content[0].name == "add"
-    counted = client.messages.count_tokens(
-        model=served.texts.client.model, messages=messages, tools=asked["tools"]
-    )
+    counted = client.messages.count_tokens(model=model, messages=messages, tools=tools)
     usage = second.usage
     assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
     thinking = {"type": "enabled", "budget_tokens": 1024}

@@ -16,9 +16,10 @@ import pytest
 from grpc_comm.client.connection import Connection
 from outrider.endpoint import server as limits
 from outrider.endpoint.run import SERVING
-from outrider.endpoint.server import SPARE
+from outrider.endpoint.server import SPARE, bounded
 from outrider.endpoint.target_manager import TargetManager
 from tests.outrider.endpoint.conftest import http_server, sent, until_closed
+from tests.support.refusals import assert_refused
 from tests.support.wire_fixtures import WAIT, free_port
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n"
@@ -53,7 +54,10 @@ def test_an_answer_may_take_longer_than_its_request(
         assert connection.recv(16).startswith(b"HTTP/1.1 200")
 
 
-def test_half_open_connections_make_room_for_who_asks(manager: TargetManager) -> None:
+def test_half_open_connections_make_room_for_who_asks(
+    manager: TargetManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "HEAD_SECONDS", 2 * WAIT)  # time closes none of them
     with http_server(manager, connections=4) as address, ExitStack() as stack:
         idle = [stack.enter_context(sent(address, HEAD[:20])) for _ in range(12)]
         assert httpx.get(f"{address}/version", timeout=WAIT).is_success
@@ -76,9 +80,6 @@ def test_when_all_connections_are_answered_a_further_one_is_told_to_come_again(
 
 
 def test_a_connection_serves_one_request_after_another(server: str) -> None:
-    with httpx.Client(base_url=server, timeout=WAIT) as client:
-        for _ in range(3):
-            assert client.get("/version").is_success
     with sent(server, WHOLE * 3) as connection:
         connection.shutdown(socket.SHUT_WR)
         assert until_closed(connection).count(b"HTTP/1.1 200") == 3
@@ -106,16 +107,18 @@ def test_a_server_without_a_free_descriptor_recovers_and_its_log_stays_short() -
         assert len(list(lines)) < 5
 
 
-def test_connections_leave_descriptors_for_the_rest() -> None:
-    script = (
-        "import resource; from outrider.endpoint.server import bounded; "
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (20, {hard})); print(bounded(512))"
-    )
+def test_connections_leave_descriptors_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    from resource import RLIM_INFINITY
 
-    def run(hard: int) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", script.format(hard=hard)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    assert int(run(1024).stdout) == 512
-    assert SPARE < 200 - int(run(200).stdout) < SPARE + 40
-    assert "ulimit -n" in run(40).stderr
+    used = len(os.listdir("/dev/fd"))
+    room: dict[int, int] = {used + 1024: 512, used + SPARE + 100: 100}
+    limit = list[tuple[int, int]]()
+    monkeypatch.setattr("resource.setrlimit", lambda _kind, pair: limit.append(pair))
+    for hard, connections in room.items():
+        monkeypatch.setattr("resource.getrlimit", lambda _kind, hard=hard: (20, hard))
+        assert abs(bounded(512) - connections) < 20
+        assert limit[-1] == (hard, hard)
+    monkeypatch.setattr("resource.getrlimit", lambda _kind: (RLIM_INFINITY, RLIM_INFINITY))
+    assert (bounded(512), len(limit)) == (512, 2), "nothing is raised that has no limit"
+    monkeypatch.setattr("resource.getrlimit", lambda _kind: (20, used + SPARE))
+    assert_refused(lambda: bounded(512), ["ulimit -n"])

@@ -1,4 +1,4 @@
-"""The picture of a text in a real browser: its tree, its forwards, its timeline, and recordings."""
+"""The picture of a text in a browser: its tree, its forwards, the knob, and recordings."""
 
 from __future__ import annotations
 
@@ -19,34 +19,28 @@ from tests.outrider.endpoint.conftest import http_server, opened
 from tests.support.chat_page import IN_A_BROWSER, PATIENCE, ask_for
 from tests.support.wire_fixtures import free_port
 
-PROMPT = "def main():"
-
 pytestmark = [pytest.mark.extended, IN_A_BROWSER]
 
 
 @pytest.fixture(scope="module")
-def blank(browser: Browser) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": 1280, "height": 800})
-    context.set_default_timeout(PATIENCE)
-    yield context.new_page()
-    context.close()
-
-
-@pytest.fixture(scope="module")
-def made(blank: Page, target: str) -> Iterator[Page]:
+def made(browser: Browser, target: str) -> Iterator[Page]:
     """A page with a finished text, at prices of which drafting is a small part."""
     prices = {"usd_per_hour": 1.34, "usd_per_kwh": 0.3, "usd_per_gb": 0.09, "draft_watts": 30.0}
     options: dict[str, Any] = {"draft": DEFAULT_SOURCES} | prices
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    context.set_default_timeout(PATIENCE)
+    page = context.new_page()
     with opened(target, **options) as (_, texts, address):
         texts.client.wait()
-        blank.goto(address)
-        ask_for(blank, max_tokens=60, temperature=0)
-        blank.fill("#message", PROMPT)
-        blank.check("#beside")
-        blank.press("#message", "Enter")
-        expect(blank.locator("#replay-own")).to_be_enabled(timeout=PATIENCE)
-        expect(blank.locator("#send")).to_be_enabled(timeout=PATIENCE)
-        yield blank
+        page.goto(address)
+        ask_for(page, max_tokens=60, temperature=0)
+        page.fill("#message", "def main():")
+        page.check("#beside")
+        page.press("#message", "Enter")
+        expect(page.locator("#replay-own")).to_be_enabled(timeout=PATIENCE)
+        expect(page.locator("#send")).to_be_enabled(timeout=PATIENCE)
+        yield page
+    context.close()
 
 
 @pytest.fixture(scope="module")
@@ -59,22 +53,20 @@ def nowhere(made: Page) -> Iterator[Page]:
         yield page
 
 
+def same_texts(page: Page, texts: str) -> None:
+    """There are two of these texts, and they are the same."""
+    drafted, alone = page.locator(texts).all_inner_texts()
+    assert drafted == alone != ""
+
+
 def test_the_panel_shows_the_latest_forward_pass_that_had_candidates(made: Page) -> None:
+    same_texts(made, ".pair .text")
     expect(made.locator("#newest")).to_have_attribute("aria-pressed", "true")
-    expect(made.locator("#picture-words")).not_to_contain_text(re.compile(r"\b0 candidates"))
-    tree, drawn = (made.locator(one).bounding_box() for one in ("#tree", "#tree svg"))
-    assert tree is not None
-    assert drawn is not None
-    assert tree["height"] - drawn["height"] < 20
-
-
-def test_the_last_tree_stays_and_its_letters_have_a_readable_size(made: Page) -> None:
     expect(made.locator("#picture-words")).to_contain_text("Forward")
-    sizes = made.locator("#tree text").evaluate_all(
-        """all => all.map(one => one.getBoundingClientRect().height)"""
-    )
-    assert len(sizes) > 0
-    assert all(size >= 12 for size in sizes)
+    expect(made.locator("#picture-words")).not_to_contain_text(re.compile(r"\b0 candidates"))
+    heights = "all => all.map(one => one.getBoundingClientRect().height)"
+    letters = made.locator("#tree text").evaluate_all(heights)
+    assert min(letters) >= 12
     assert made.locator("#tree .node.taken").count() > 0
     expect(made.locator("#timeline")).to_have_attribute("aria-label", re.compile("ms per forward"))
 
@@ -99,7 +91,7 @@ def test_a_candidate_finds_its_place_although_the_target_was_quicker(made: Page)
     assert found == [[0.5, 2], [0.25, 1]]
 
 
-def test_forwards_and_tokens_are_reached_by_the_keyboard(made: Page) -> None:
+def test_forwards_tokens_and_the_large_tree_are_reached_by_the_keyboard(made: Page) -> None:
     last = made.locator("#step").get_attribute("max")
     made.focus("#step")
     made.keyboard.press("Home")
@@ -111,9 +103,6 @@ def test_forwards_and_tokens_are_reached_by_the_keyboard(made: Page) -> None:
     made.keyboard.press("PageUp")
     assert made.locator("#step").input_value() == str(int(last or 0) - 1)
     made.click("#newest")
-
-
-def test_the_tree_is_enlarged_by_enter_and_escape_brings_it_back(made: Page) -> None:
     made.locator("#tree .node").first.focus()
     made.keyboard.press("Enter")
     expect(made.locator("#stage #tree .node").first).to_be_visible()
@@ -121,56 +110,52 @@ def test_the_tree_is_enlarged_by_enter_and_escape_brings_it_back(made: Page) -> 
     expect(made.locator("#live #tree .node").first).to_be_visible()
 
 
-def test_no_knob_is_shown_where_it_would_save_nothing(made: Page) -> None:
+def test_the_knob_steers_and_is_hidden_where_it_would_save_nothing(
+    page: Page, made: Page, target: str
+) -> None:
+    with page.expect_response("**/page/steer") as steered:
+        page.locator("#cs").fill("50")
+    assert steered.value.json()["weight"] == 0.5
+    expect(page.locator("#cs-value")).to_have_text("50")
+    page.locator("#cs").fill("0")
     expect(made.locator("#cs-note")).to_contain_text("too little to trade")
     expect(made.locator("#knob")).to_be_hidden()
+    with opened(target, draft=DEFAULT_SOURCES, usd_per_hour=1.34) as (*_, address):
+        page.goto(address)
+        note = page.locator("#cs-note")
+        expect(note).to_contain_text("api_cost is proportional to time", timeout=PATIENCE)
+        for hidden in ("#cs", "#curve"):
+            expect(page.locator(hidden)).to_be_hidden()
 
 
-def test_a_recording_of_the_page_replays_without_a_target(
+def test_recordings_of_the_page_and_of_this_repository_replay_without_a_target(
     made: Page, nowhere: Page, tmp_path: Path
 ) -> None:
     with made.expect_download() as downloaded:
         made.click("#save-recording")
-    file = tmp_path / "recording.json"
-    downloaded.value.save_as(file)
-    assert "127.0.0.1" not in file.read_text(encoding="utf-8")
-    replayed(nowhere, file)
+    own = tmp_path / "recording.json"
+    downloaded.value.save_as(own)
+    assert "127.0.0.1" not in own.read_text(encoding="utf-8")
+    for file in (own, REAL_PAIR):
+        nowhere.set_input_files("#recording", file)
+        nowhere.locator("#clock").fill("1000")
+        same_texts(nowhere, ".replay-text")
+        expect(nowhere.locator("#stage #tree .node").first).to_be_visible()
+        nowhere.locator("#clock").fill("0")
+        assert nowhere.locator(".replay-text").first.inner_text() == ""
+        nowhere.click("#close-stage")
 
 
-def test_the_recording_that_ships_here_replays_without_a_target(nowhere: Page) -> None:
-    replayed(nowhere, REAL_PAIR)
-
-
-def replayed(page: Page, file: Path) -> None:
-    """Both texts of a recording are shown to their ends, and are the same."""
-    page.set_input_files("#recording", file)
-    page.locator("#clock").fill("1000")
-    texts = page.locator(".replay-text").all_inner_texts()
-    assert len(texts) == 2
-    assert texts[0] == texts[1] != ""
-    expect(page.locator("#stage #tree .node").first).to_be_visible()
-    page.locator("#clock").fill("0")
-    assert page.locator(".replay-text").first.inner_text() == ""
-    page.click("#close-stage")
-
-
-@pytest.mark.parametrize(
-    ("content", "got"),
-    [
+def test_a_bad_recording_is_refused_with_what_was_got_and_what_is_needed(nowhere: Page) -> None:
+    head = '{"format": "outrider-recording", "version": '
+    track = '{"name": "a", "events": [["piece", {"at": 0, "text": 7}]]}]}'
+    for content, got in (
         ("no", "it is not JSON"),
         ("{}", "its format is null"),
-        ('{"format": "outrider-recording", "version": 2}', "its version is 2"),
-        (
-            '{"format": "outrider-recording", "version": 1, "prompt": "", '
-            '"tracks": [{"name": "a", "events": [["piece", {"at": 0, "text": 7}]]}]}',
-            "event 1 of track 1",
-        ),
-    ],
-)
-def test_a_bad_recording_is_refused_with_what_was_got_and_what_is_needed(
-    nowhere: Page, content: str, got: str
-) -> None:
-    file = {"name": "x.json", "mimeType": "text/json", "buffer": content.encode()}
-    nowhere.set_input_files("#recording", file)  # type: ignore[arg-type]
-    expect(nowhere.locator("#error")).to_contain_text(got)
-    expect(nowhere.locator("#error")).to_contain_text("Save recording")
+        (head + "2}", "its version is 2"),
+        (head + '1, "prompt": "", "tracks": [' + track, "event 1 of track 1"),
+    ):
+        file: Any = {"name": "x.json", "mimeType": "text/json", "buffer": content.encode()}
+        nowhere.set_input_files("#recording", file)
+        for words in (got, "Save recording"):
+            expect(nowhere.locator("#error")).to_contain_text(words)

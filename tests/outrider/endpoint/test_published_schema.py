@@ -23,13 +23,13 @@ from tests.support.tiers import examples
 pytestmark = pytest.mark.extended
 
 SCHEMA = schemathesis.openapi.from_dict(create_app(TargetManager(ServeRole())).openapi())
-READ: Iterator[Any] = SCHEMA.get_all_operations()
-OPERATIONS = {f"{found.ok().method} {found.ok().path}": found.ok() for found in READ}
+READ: list[Any] = [result.ok() for result in SCHEMA.get_all_operations()]
+OPERATIONS = {f"{operation.method} {operation.path}": operation for operation in READ}
 CASES = 20
 """Requests of each operation that keep to the schema, and as many that do not."""
 
 ASKED = [(name, GenerationMode.POSITIVE) for name in OPERATIONS] + [
-    (name, GenerationMode.NEGATIVE) for name, one in OPERATIONS.items() if one.body
+    (name, GenerationMode.NEGATIVE) for name, operation in OPERATIONS.items() if operation.body
 ]
 """Without a body there is nothing that a request could have wrong."""
 

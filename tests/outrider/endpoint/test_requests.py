@@ -44,15 +44,6 @@ SAMPLED: list[tuple[dict[str, Any], dict[str, Any]]] = [
 """Values beyond what is computed mean the nearest that is."""
 
 
-@pytest.mark.parametrize(("sent", "expected"), [*VALUES, *SAMPLED])
-def test_values_mean_what_other_servers_take_them_for(
-    sent: dict[str, Any], expected: dict[str, Any]
-) -> None:
-    parameters = chat(**sent).parameters()
-    read: Any = parameters.sampling(0) if (sent, expected) in SAMPLED else parameters
-    assert {field: getattr(read, field) for field in expected} == expected
-
-
 THINKS = {"enable_thinking": True, "thinking": True}
 SILENT = {"enable_thinking": False, "thinking": False}
 VARIABLES: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -73,16 +64,20 @@ VARIABLES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("sent", "expected"), VARIABLES)
-def test_what_is_said_of_thinking_goes_to_the_template(
+READ = [
+    *VALUES,
+    *SAMPLED,
+    *((sent, {"chat_template_kwargs": variables}) for sent, variables in VARIABLES),
+]
+
+
+@pytest.mark.parametrize(("sent", "expected"), READ)
+def test_values_mean_what_other_servers_take_them_for(
     sent: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    assert chat(**sent).parameters().chat_template_kwargs == expected
-
-
-def assistant(**fields: Any) -> dict[str, Any]:
-    messages: Any = chat(messages=[USER, {"role": "assistant", **fields}]).prompts[0]
-    return dict(messages[1])
+    parameters = chat(**sent).parameters()
+    read: Any = parameters.sampling(0) if (sent, expected) in SAMPLED else parameters
+    assert {field: getattr(read, field) for field in expected} == expected
 
 
 SAID = {"role": "assistant", "content": "b", "reasoning_content": "because"}
@@ -112,7 +107,8 @@ PAST: list[tuple[dict[str, Any], dict[str, Any]]] = [
 def test_a_past_message_of_another_server_is_taken(
     fields: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    assert assistant(**fields) == expected
+    messages: Any = chat(messages=[USER, {"role": "assistant", **fields}]).prompts[0]
+    assert messages[1] == expected
 
 
 def test_thoughts_of_other_interfaces_belong_to_the_answer_behind_them() -> None:
@@ -133,16 +129,12 @@ def test_thoughts_of_other_interfaces_belong_to_the_answer_behind_them() -> None
     assert (said, last) == (SAID, USER)
     blocks = [{"type": "thinking", "thinking": "because", "signature": "s"}, TEXT]
     turns = [USER, {"role": "assistant", "content": blocks}, USER]
-    asked = MessagesRequest.model_validate({"messages": turns, "thinking": {"type": "disabled"}})
-    assert asked.chat().prompts[0][1] == SAID
-    assert asked.chat().parameters().chat_template_kwargs == SILENT
-
-
-def test_an_answer_that_an_anthropic_client_begins_is_continued() -> None:
-    turns = [USER, {"role": "assistant", "content": "be"}]
-    for messages, continues in ((turns, True), (turns[:1], False)):
-        asked = MessagesRequest.model_validate({"messages": messages}).chat()
-        assert asked.parameters().continue_final_message == continues
+    for messages, begins in ((turns, False), (turns[:-1], True)):
+        sent = {"messages": messages, "thinking": {"type": "disabled"}}
+        asked = MessagesRequest.model_validate(sent).chat()
+        assert asked.prompts[0][1] == SAID
+        assert asked.parameters().chat_template_kwargs == SILENT
+        assert asked.parameters().continue_final_message is begins
 
 
 def test_what_nests_too_deeply_is_refused_before_anything_reads_it() -> None:

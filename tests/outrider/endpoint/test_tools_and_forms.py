@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,7 +21,7 @@ from tests.support.tool_families import ADD, STOP, TEMPLATES, with_template
 from tests.support.wire_fixtures import WAIT
 
 PROMPT = "def main():"
-CHAT = [{"role": "user", "content": "add 1 and 2"}]
+CHAT: Any = [{"role": "user", "content": "add 1 and 2"}]
 SCHEMA = ADD["function"]["parameters"]
 CALL: dict[str, Any] = {
     "model": "",
@@ -33,80 +33,54 @@ CALL: dict[str, Any] = {
 }
 
 
-OTHERS = [*TEMPLATES][1:]
-"""Families whose calls tests/outrider/text/test_tool_calls.py reads."""
+FAMILIES = [
+    "",  # whose template knows no tools
+    "tagged",
+    *(pytest.param(name, marks=pytest.mark.extended) for name in [*TEMPLATES][1:]),
+]
 
 
-@pytest.fixture(
-    scope="module",
-    params=["", "tagged", *(pytest.param(name, marks=pytest.mark.extended) for name in OTHERS)],
-)
-def family(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[openai.OpenAI]:
-    """A client of a server whose model has the chat template of a family; "" knows no tools."""
-    directory = with_template(tmp_path_factory.mktemp("families") / "model", request.param)
-    options: dict[str, Any] = {"model": str(directory)}
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_demanded_call_keeps_to_its_functions_schema_and_its_result_is_answered(
+    family: str, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"model": str(with_template(tmp_path / "model", family))}
     with (
         BackgroundServer(load_target(TargetRole(port=0, batch=2, **options))) as target,
         opened(str(target.address), **options) as (*_, address),
     ):
-        yield openai.OpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0)
+        call_and_answer(openai.OpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0))
 
 
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_call_that_is_demanded_keeps_to_the_functions_schema(
-    family: openai.OpenAI, temperature: float
-) -> None:
-    asked: dict[str, Any] = CALL | {"temperature": temperature, "seed": 3}
-    (choice,) = family.chat.completions.create(**asked).choices
+def call_and_answer(client: openai.OpenAI) -> None:
+    create = client.chat.completions.create
+    named = {"type": "function", "function": {"name": "add"}}
+    asked: dict[str, Any] = CALL | {"tools": [STOP, ADD], "tool_choice": named, "seed": 3}
+    (choice,) = create(**asked).choices
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
     assert choice.message.tool_calls is not None
     (call,) = choice.message.tool_calls
     assert call.type == "function"
     assert call.function.name == "add"
     jsonschema_rs.validate(SCHEMA, json.loads(call.function.arguments))
-    with family.chat.completions.stream(**asked) as stream:
-        (streamed,) = stream.get_final_completion().choices
-    assert streamed.message.tool_calls
-    assert streamed.message.tool_calls[0].function.arguments == call.function.arguments
-    assert streamed.finish_reason == "tool_calls"
-
-
-def test_one_function_of_several_can_be_demanded(family: openai.OpenAI) -> None:
-    named = {"type": "function", "function": {"name": "add"}}
-    asked: dict[str, Any] = CALL | {"tools": [STOP, ADD], "tool_choice": named}
-    (choice,) = family.chat.completions.create(**asked).choices
-    assert choice.message.tool_calls
-    assert [call.function.name for call in choice.message.tool_calls] == ["add"]
-
-
-def test_a_conversation_goes_on_behind_a_calls_result(family: openai.OpenAI) -> None:
-    (choice,) = family.chat.completions.create(**CALL).choices
-    made = choice.message.model_dump(exclude_none=True)
-    call = made["tool_calls"][0]
-    result = {"role": "tool", "tool_call_id": call["id"], "content": "3"}
-    messages: list[Any] = [*CHAT, made, result]
-    asked: dict[str, Any] = {"model": "", "messages": messages, "tools": [ADD], "max_tokens": 8}
-    asked["temperature"] = 0  # without it the embedded model stops behind a function
-    answered = family.chat.completions.create(**asked, tool_choice="none")
+    chunks = [chunk.choices[0] for chunk in create(**asked, stream=True)]
+    parts = [chunk.delta.tool_calls[0] for chunk in chunks if chunk.delta.tool_calls]
+    (head, *rest) = (part.function for part in parts if part.function)
+    assert (bool(parts[0].id), head.name, head.arguments) == (True, "add", "")
+    assert {part.name for part in rest} == {None}
+    assert "".join(part.arguments or "" for part in rest) == call.function.arguments
+    assert not any(chunk.delta.content for chunk in chunks)
+    assert chunks[-1].finish_reason == "tool_calls"
+    result = {"role": "tool", "tool_call_id": call.id, "content": "3"}
+    messages: Any = [*CHAT, choice.message.model_dump(exclude_none=True), result]
+    greedy: dict[str, Any] = {"model": "", "max_tokens": 8, "temperature": 0}
+    tools: Any = [ADD]
+    answered = create(messages=messages, tools=tools, tool_choice="none", **greedy)
     assert answered.choices[0].finish_reason == "length"
-    assert answered.usage is not None
-    first = family.chat.completions.create(model="", messages=CHAT, max_tokens=1)  # type: ignore[arg-type]
-    assert first.usage is not None
+    first = create(messages=CHAT, **greedy)
+    assert answered.usage
+    assert first.usage
     assert answered.usage.prompt_tokens > first.usage.prompt_tokens
-
-
-def test_id_and_name_of_a_call_stream_before_its_arguments(api: openai.OpenAI) -> None:
-    chunks = list(api.chat.completions.create(**CALL, stream=True))
-    deltas = [chunk.choices[0].delta for chunk in chunks]
-    parts = [delta.tool_calls[0] for delta in deltas if delta.tool_calls]
-    assert parts[0].id
-    assert parts[0].function
-    assert (parts[0].function.name, parts[0].function.arguments) == ("add", "")
-    rest = [part.function for part in parts[1:]]
-    assert len(rest) > 1
-    assert all(part and part.name is None for part in rest)
-    assert not any(delta.content for delta in deltas)
 
 
 def test_an_answer_of_a_form_may_stand_in_place_of_a_call(api: openai.OpenAI) -> None:
@@ -127,6 +101,7 @@ SAME: list[dict[str, Any]] = [
     {"presence_penalty": 0.5, "frequency_penalty": 1.2},
     {"repetition_penalty": 1.3, "min_p": 0.05},
     {"min_tokens": 8, "stop_token_ids": [*range(100, 300)]},
+    {"stop": ["rn th", "et(", "process"]},  # one is in the text of each temperature
 ]
 """Fields that are parameters."""
 
@@ -169,28 +144,25 @@ def test_a_text_is_the_targets_own(
     assert chunks[-1].choices[0].finish_reason == alone.finish_reason
 
 
-def test_log_probabilities_are_told_of_every_token(api: openai.OpenAI, texts: TextRunner) -> None:
+def test_log_probabilities_of_a_chat_are_told_of_every_token(api: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"messages": CHAT, "max_tokens": 12, "temperature": 0}
-    (choice,) = api.chat.completions.create(
-        model="", **asked, logprobs=True, top_logprobs=3
-    ).choices
+    asked |= {"model": "", "logprobs": True, "top_logprobs": 3}
+    (choice,) = api.chat.completions.create(**asked).choices
     assert choice.logprobs is not None
     assert choice.logprobs.content is not None
     content = choice.logprobs.content
     assert len(content) == 12
-    told = b"".join(bytes(one.bytes or ()) for one in content)
+    told = b"".join(bytes(token.bytes or ()) for token in content)
     assert told.decode(errors="replace") == choice.message.content
-    for one in content:
-        assert len(one.top_logprobs) == 3
-        assert one.logprob == one.top_logprobs[0].logprob  # the likeliest is chosen
-        assert sum(math.exp(other.logprob) for other in one.top_logprobs) <= 1
-    chunks = api.chat.completions.create(
-        model="", **asked, logprobs=True, top_logprobs=3, stream=True
-    )
+    for token in content:
+        assert len(token.top_logprobs) == 3
+        assert token.logprob == token.top_logprobs[0].logprob  # the likeliest is chosen
+        assert sum(math.exp(other.logprob) for other in token.top_logprobs) <= 1
+    chunks = api.chat.completions.create(**asked, stream=True)
     parts = [chunk.choices[0].logprobs for chunk in chunks]
-    streamed = [one for part in parts if part for one in part.content or ()]
-    assert [one.token for one in streamed] == [one.token for one in content]
-    assert [one.logprob for one in streamed] == near([one.logprob for one in content])
+    streamed = [token for part in parts if part for token in part.content or ()]
+    assert [token.token for token in streamed] == [token.token for token in content]
+    assert [token.logprob for token in streamed] == near([token.logprob for token in content])
 
 
 @pytest.mark.parametrize("most", [0, 4])
@@ -222,14 +194,20 @@ def test_a_prompts_log_probabilities_come_with_its_echo(
 
 
 def test_a_stream_of_a_completion_tells_what_the_whole_one_does(http: httpx.Client) -> None:
-    asked = {"prompt": PROMPT, "max_tokens": 12, "temperature": 1, "seed": 1, "logprobs": 2}
-    whole = http.post("/v1/completions", json=asked, timeout=WAIT).json()["choices"][0]
-    chunks = stream_data(http.post("/v1/completions", json=asked | {"stream": True}))
-    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
-    for name, values in whole["logprobs"].items():
-        streamed = [value for part in parts if part for value in part[name]]
-        numbers = name == "token_logprobs"
-        assert name == "top_logprobs" or streamed == (near(values) if numbers else values)
+    asked = {"prompt": PROMPT, "max_tokens": 12, "temperature": 1, "seed": 1}
+    path = "/v1/completions"
+    rows: list[tuple[int, set[int]]] = [(2, {2, 3}), (0, {1}), (False, set())]
+    for logprobs, sizes in rows:
+        fields = asked | {"logprobs": logprobs}
+        whole = http.post(path, json=fields, timeout=WAIT).json()["choices"][0]["logprobs"] or {}
+        chunks = stream_data(http.post(path, json=fields | {"stream": True}))
+        parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+        for name, values in whole.items():
+            streamed = [value for part in parts if part for value in part[name]]
+            numbers = name == "token_logprobs"
+            assert name == "top_logprobs" or streamed == (near(values) if numbers else values)
+        assert bool(whole) is bool(sizes)
+        assert {len(values) for values in whole.get("top_logprobs", ())} <= sizes
 
 
 def test_parts_of_characters_are_told_by_their_bytes(http: httpx.Client) -> None:
@@ -248,16 +226,6 @@ def test_parts_of_characters_are_told_by_their_bytes(http: httpx.Client) -> None
     for place, offset in enumerate(told["text_offset"]):
         assert offset == len(b"".join(raw[:place]).decode(errors="ignore"))
     assert all(len(likeliest) >= 5 for likeliest in told["top_logprobs"])
-
-
-def test_of_each_token_alone_log_probabilities_can_be_told(http: httpx.Client) -> None:
-    asked = {"prompt": PROMPT, "max_tokens": 3}
-    told, untold = (
-        http.post("/v1/completions", json=asked | {"logprobs": most}).json()["choices"][0]
-        for most in (0, False)
-    )
-    assert [len(likeliest) for likeliest in told["logprobs"]["top_logprobs"]] == [1, 1, 1]
-    assert untold["logprobs"] is None
 
 
 def test_the_record_of_a_call_can_be_printed(texts: TextRunner) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +51,11 @@ def test_a_sweep_makes_its_runs_and_each_can_be_made_again_from_its_options(
     assert stored[0] == stored[1]
     assert stored[0]["preset"] == "suffix"
     assert stored[0]["seed"] is not None
-
-
-def test_a_dry_run_lists_the_runs_and_makes_none(tmp_path: Path, run: Run) -> None:
-    (tmp_path / "runs.yaml").write_text(RUNS.format(port=1))
     listed = run("runs", tmp_path / "runs.yaml", "--dry_run")
     names = ["alone", "copied temperature=0", "copied temperature=1", "lost"]
     assert (listed.code, listed.out.splitlines()) == (0, names)
-
-
-@pytest.mark.parametrize("name", ["nowhere.yaml", "nowhere.xml"])
-def test_a_file_that_cannot_be_read_gets_one_line(name: str, run: Run) -> None:
-    run("runs", f"/{name}").assert_failed(f"/{name}")
+    for name in ("/nowhere.yaml", "/nowhere.xml"):
+        run("runs", name).assert_failed(name)
 
 
 def file_of(directory: Path, text: str) -> Path:
@@ -98,16 +92,21 @@ runs:
     assert runs[2].directory == "curve-cs=0-temperature=0.7"
 
 
-def test_a_run_is_what_its_flags_are_on_the_command_line(tmp_path: Path) -> None:
-    (run,) = read_runs(file_of(tmp_path, "runs: [{prompt: x, preset: tree_sd, tree-nodes: 5}]"))
+def test_a_run_is_what_its_flags_are_on_the_command_line_whatever_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["--role", "draft", "--prompt", "x", "--preset", "tree_sd", "--tree_nodes", "5"]
-    assert run.options == parse(words)
-
-
-def test_the_environment_changes_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = parse(words)
     monkeypatch.setenv("OUTRIDER_MAX_NEW_TOKENS", "3")
-    (run,) = read_runs(file_of(tmp_path, "runs: [{prompt: x}]"))
-    assert run.options.max_new_tokens == 128
+    (run,) = read_runs(file_of(tmp_path, "runs: [{prompt: x, preset: tree_sd, tree-nodes: 5}]"))
+    assert run.options == options
+
+
+def nested(levels: int) -> str:
+    """A list of nine, so many times nested by aliases: 9**levels values, if it is written out."""
+    lines = [f"&a0 {[1] * 9}"]
+    lines += [f"&a{one} [{', '.join([f'*a{one - 1}'] * 9)}]" for one in range(1, levels)]
+    return f"[{', '.join(lines)}]"
 
 
 @pytest.mark.parametrize(
@@ -133,6 +132,9 @@ def test_the_environment_changes_no_run(tmp_path: Path, monkeypatch: pytest.Monk
         ("runs: [{prompt: x, profile: there}]", ["runs[0].profile", "no meaning"]),
         ("runs: [{prompt: x, name: a}, {prompt: y, name: a}]", ["two runs are called a"]),
         ("runs: [{prompt: x, name: ..}]", ["a run is called ..", "a letter or digit"]),
+        (f"runs: [{{name: {nested(30)}}}]", ["runs"]),
+        (f"runs: {nested(30)}", ["runs"]),
+        (f"runs: [{{gamma: {nested(30)}}}]", ["runs"]),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line_with_its_place(
@@ -144,24 +146,10 @@ def test_what_is_wrong_is_told_in_one_line_with_its_place(
 
 def test_a_sweep_of_too_many_runs_is_refused_before_any_is_made(tmp_path: Path) -> None:
     lists = "".join(f"  {flag}: {list(range(10))}\n" for flag in ("seed", "gamma", "tree_nodes"))
-    path = file_of(tmp_path, f"flags:\n{lists}runs: [{{}}, {{}}]\n")
-    assert_refused(lambda: read_runs(path), ["more than 1000 runs"])
     endless = "".join(f"  flag{index}: [1, 2, 3]\n" for index in range(20_000))
-    path = file_of(tmp_path, f"flags:\n{endless}runs: [{{}}]\n")
-    assert_refused(lambda: read_runs(path), ["more than 1000 runs"])
-
-
-def nested(levels: int) -> str:
-    """A list of nine, so many times nested by aliases: 9**levels values, if it is written out."""
-    lines = [f"&a0 {[1] * 9}"]
-    lines += [f"&a{one} [{', '.join([f'*a{one - 1}'] * 9)}]" for one in range(1, levels)]
-    return f"[{', '.join(lines)}]"
-
-
-@pytest.mark.parametrize("text", ["runs: [{{name: {0}}}]", "runs: {0}", "runs: [{{gamma: {0}}}]"])
-def test_what_aliases_nest_is_not_written_out(tmp_path: Path, text: str) -> None:
-    path = file_of(tmp_path, text.format(nested(30)))
-    assert_refused(lambda: read_runs(path), ["runs"])
+    for flags, runs in ((lists, "[{}, {}]"), (endless, "[{}]")):
+        path = file_of(tmp_path, f"flags:\n{flags}runs: {runs}\n")
+        assert_refused(partial(read_runs, path), ["more than 1000 runs"])
 
 
 @pytest.mark.parametrize("flag", sorted({"role", *flags_of(DraftRole)} - {"config"}))

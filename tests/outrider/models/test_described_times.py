@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from threading import Event
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from grpc_comm import translate
-from grpc_comm.client.connection import Connection, connect
+from grpc_comm.client.connection import connect
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.translate import MAX_TIMES, PROTOCOL_VERSION
@@ -38,57 +38,49 @@ from outrider.models.loading import PREFILL_NODES, find_checkpoint
 from outrider.models.profiles import Profiles
 from outrider.money import Goal
 from outrider.options.groups import DeviceOptions, DraftModelOptions
-from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
+from outrider.options.roles import DraftRole, TargetRole
 from outrider.target.target import load_target
 from outrider.text.completion import Request, complete, silent
 from tests.support.fake_cuda import Reruns
 from tests.support.wire_fixtures import LOOPBACK, describe, eventually, opened, successor_engine
 
-TIMES = (((1, 8), 0.03125), ((4, 8), 0.0625))
-
-
-SERVED = FusedTargetRole(port=0, batch=2, max_tree_nodes=16, usd_per_hour=1.34375)
+SERVED = TargetRole(port=0, batch=2, max_tree_nodes=16, usd_per_hour=1.34375, measure_first=True)
 EMULATED = "llama-3.1-8b-trn1.2xlarge-measured"
 
 
-@pytest.fixture
-def slow() -> Iterator[str]:
-    """The port of a target that takes 37 ms for a forward: a draft comes in time."""
-    options = TargetRole(port=0, batch=2, emulate=EMULATED)
-    with BackgroundServer(load_target(options)) as server:
-        yield str(server.address.port)
-
-
-def test_times_price_and_open_sessions_come_over_the_wire() -> None:
+def test_times_price_and_sessions_come_over_a_link_that_is_measured_without_work() -> None:
     engine = successor_engine()
-    described = replace(describe(engine), times=TIMES, draft_model="d", usd_per_hour=1.5)
+    times = (((1, 8), 0.03125), ((4, 8), 0.0625))
+    described = replace(describe(engine), times=times, draft_model="d", usd_per_hour=1.5)
     with (
         BackgroundServer(Target(engine, described, LOOPBACK)) as server,
         connect(str(server.address)) as connection,
     ):
         assert connection.description == described
+        assert measure_round_trip(connection.probe, list[str]().append) > 0
+        assert not engine.model.calls  # type: ignore[attr-defined]  # of a Successor
         verifier = opened(connection)
         with connect(str(server.address)) as later:
             assert later.description == replace(described, sessions=1)
         verifier.close()
 
 
-def test_a_served_model_says_what_it_takes(port: str) -> None:
+def test_a_served_model_says_what_it_takes_as_measured_once_or_as_its_profile_says(
+    port: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with connect(f"127.0.0.1:{port}") as connection:
         said = connection.description
-    target = Times(dict(said.times))
+    times = Times(dict(said.times))
     assert sorted({shape[0] for shape, _ in said.times}) == [1, 2]
     assert max(shape[1] for shape, _ in said.times) == 16
-    assert 0 < target.seconds(1, 1) <= target.seconds(2, 16)
+    assert 0 < times.seconds(1, 1) <= times.seconds(2, 16)
     assert said.usd_per_hour == 1.34375
-
-
-def test_an_emulated_target_says_what_its_profile_says_and_measures_nothing(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    target = load_target(TargetRole(port=0, batch=4, emulate=EMULATED, sequence_length=128))
-    times = Times(dict(target.description.times))
-    assert times.seconds(1, 1) == pytest.approx(0.0368, abs=0.0002)
+    capsys.readouterr()
+    again = load_target(SERVED).description.times
+    assert dict(again).keys() == dict(said.times).keys()
+    profile = load_target(TargetRole(port=0, batch=4, emulate=EMULATED, sequence_length=128))
+    seconds = Times(dict(profile.description.times)).seconds(1, 1)
+    assert seconds == pytest.approx(0.0368, abs=0.0002)
     assert "measuring" not in capsys.readouterr().err
 
 
@@ -96,105 +88,73 @@ def one_time(rows: int = 1, nodes: int = 1, seconds: float = 0.1) -> pb.ForwardT
     return pb.ForwardTime(rows=rows, nodes=nodes, seconds=seconds)
 
 
-WRONG = {
-    "a time of 0": pb.Description(times=[one_time(seconds=0.0)]),
-    "an endless time": pb.Description(times=[one_time(seconds=float("inf"))]),
-    "no time": pb.Description(times=[one_time(seconds=float("nan"))]),
-    "no rows": pb.Description(times=[one_time(rows=0)]),
-    "no nodes": pb.Description(times=[one_time(nodes=0)]),
-    "too many": pb.Description(times=[one_time()] * (MAX_TIMES + 1)),
-    "a negative price": pb.Description(usd_per_hour=-1.0),
-    "no price": pb.Description(usd_per_hour=float("nan")),
-}
-
-
-@pytest.mark.parametrize("message", WRONG.values(), ids=WRONG)
-def test_a_target_that_tells_nonsense_is_refused(message: pb.Description) -> None:
-    message.protocol_version = PROTOCOL_VERSION
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"times": [one_time(seconds=0.0)]},
+        {"times": [one_time(seconds=float("inf"))]},
+        {"times": [one_time(seconds=float("nan"))]},
+        {"times": [one_time(rows=0)]},
+        {"times": [one_time(nodes=0)]},
+        {"times": [one_time()] * (MAX_TIMES + 1)},
+        {"usd_per_hour": -1.0},
+        {"usd_per_hour": float("nan")},
+    ],
+)
+def test_a_target_that_tells_nonsense_is_refused(values: dict[str, Any]) -> None:
+    message = pb.Description(protocol_version=PROTOCOL_VERSION, **values)
     with pytest.raises(Mismatch, match="the target"):
         translate.read_description(message)
 
 
-def test_a_link_is_measured_by_exchanges_without_work() -> None:
-    engine = successor_engine()
-    with (
-        BackgroundServer(Target(engine, describe(engine), LOOPBACK)) as server,
-        connect(str(server.address)) as connection,
-    ):
-        assert measure_round_trip(connection.probe, list[str]().append) > 0
-    assert not engine.model.calls  # type: ignore[attr-defined]  # of a Successor
+def test_a_long_link_is_measured_by_fewer_exchanges_and_said_to_be_over_a_second() -> None:
+    for seconds, exchanges, lines in ((0.02, PROBES, 0), (0.3, TRUSTED, 0), (0.6, TRUSTED, 1)):
+        told, probes = list[str](), iter([seconds] * 100)
+        assert measure_round_trip(partial(next, probes), told.append) == pytest.approx(seconds)
+        assert (100 - len(list(probes)), len(told)) == (exchanges, lines)
 
 
-LINKS = {"short": (0.02, PROBES, 0), "long": (0.3, TRUSTED, 0), "longer": (0.6, TRUSTED, 1)}
-
-
-@pytest.mark.parametrize(("seconds", "exchanges", "lines"), LINKS.values(), ids=LINKS)
-def test_a_long_link_is_measured_by_fewer_exchanges_and_said_to_be_when_they_take_over_a_second(
-    seconds: float, exchanges: int, lines: int
+@pytest.mark.parametrize("tokens", [(40, 2), (2, 40)], ids=str)
+def test_the_link_is_measured_once_for_all_rows_and_what_most_was_learned_from_is_kept(
+    tmp_path: Path, tokens: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told, probes = list[str](), iter([seconds] * 100)
-    assert measure_round_trip(lambda: next(probes), told.append) == pytest.approx(seconds)
-    assert (100 - len(list(probes)), len(told)) == (exchanges, lines)
-
-
-def pool_of(connection: Connection, rows: int, learned: Path | None) -> GrowingRows:
-    """Of the embedded draft."""
-    capacity = Capacity(rows, 128, TUNING.room, PREFILL_NODES)
-    draft = find_draft(DraftModelOptions()).load(DeviceOptions(), capacity)
-    pair = Pair(connection, {(1, 1): 0.002, (1, 64): 0.008}, learned)
-    return GrowingRows(draft, pair, Goal(), copies=False, rows=rows)
-
-
-def test_the_link_is_measured_once_for_all_rows(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with connect(f"127.0.0.1:{port}") as connection:
-        probes, probe = list[float](), connection.probe
+    """The target takes 37 ms for a forward: a draft comes in time."""
+    path, learned, probes = tmp_path / "acceptance" / "pair.json", list[Any](), list[float]()
+    found = find_draft(DraftModelOptions())
+    draft = found.load(DeviceOptions(), Capacity(2, 128, TUNING.room, PREFILL_NODES))
+    slow = load_target(TargetRole(port=0, batch=2, emulate=EMULATED))
+    with BackgroundServer(slow) as server, connect(str(server.address)) as connection:
+        probe = connection.probe
 
         def counted() -> float:
             probes.append(probe())
             return probes[-1]
 
         monkeypatch.setattr(connection, "probe", counted)
-        pool = pool_of(connection, 4, None)
+        pair = Pair(connection, {(1, 1): 0.002, (1, 64): 0.008}, path)
+        pool = GrowingRows(draft, pair, Goal(), copies=False, rows=2)
         assert len(probes) <= PROBES
-        assert {each.round_trip for each in pool.stats} == {median(probes)}
-
-
-@pytest.mark.parametrize("tokens", [(40, 2), (2, 40)], ids=str)
-def test_what_is_kept_is_what_the_row_learned_that_learned_most(
-    slow: str, tmp_path: Path, tokens: tuple[int, int]
-) -> None:
-    path = tmp_path / "acceptance" / "pair.json"
-    tokenizer = find_draft(DraftModelOptions()).tokenizer
-    with connect(f"127.0.0.1:{slow}") as connection:
-        pool, learned = pool_of(connection, 2, path), list[dict[str, object]]()
+        assert {row.round_trip for row in pool.stats} == {median(probes)}
         pool.keep()
         assert not path.exists()  # nothing was learned
         with ExitStack() as stack:
             for index, most in enumerate(tokens):
                 (proposer,) = stack.enter_context(pool.lent(lambda: True))
-                ids = tokenizer.encode("def main():")
+                ids = found.tokenizer.encode("def main():")
                 request = Request(index, "", ids, SamplingParams(), most, frozenset())
                 session = connection.session()
-                complete(request, session, inline([proposer]), tokenizer, silent, Event())
+                complete(request, session, inline([proposer]), found.tokenizer, silent, Event())
                 learned.append(pool.stats[index].acceptance.to_record())
         pool.keep()
     assert json.loads(path.read_text()) == learned[tokens.index(40)] != learned[tokens.index(2)]
     assert read_acceptance(path).to_record()["version"] == learned[0]["version"]
 
 
-def test_a_target_is_measured_once(capsys: pytest.CaptureFixture[str]) -> None:
-    options = TargetRole(port=0, batch=1, max_tree_nodes=4, measure_first=True)
-    first = load_target(options).description.times
-    capsys.readouterr()
-    assert dict(load_target(options).description.times).keys() == dict(first).keys()
-    assert "measuring" not in capsys.readouterr().err
-
-
 def test_what_takes_long_is_measured_while_nobody_asks_and_changes_no_text(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("outrider.models.profiles.QUICK_SECONDS", 0.0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "by hand"))
     target = load_target(TargetRole(port=0, batch=1, max_tree_nodes=16, sequence_length=512))
     engine, prompt = target.engine, list(range(3, 300))
     texts = [_text(engine, prompt)]
@@ -202,9 +162,12 @@ def test_what_takes_long_is_measured_while_nobody_asks_and_changes_no_text(
         texts.append(_text(engine, prompt))  # from the prefix that the row has cached
     assert len(texts) > 3
     assert texts == texts[:1] * len(texts)
-    (stored,) = (tmp_path / "outrider" / "profiles").iterdir()
+    (stored,) = (tmp_path / "by hand" / "outrider" / "profiles").iterdir()
     seconds = {(rows, nodes) for rows, nodes, _ in json.loads(stored.read_text())["times"]}
     assert seconds == {shape for shape, _ in target.description.times}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "idle"))
+    with BackgroundServer(load_target(TargetRole(port=0, batch=1, max_tree_nodes=4))):
+        eventually(lambda: (tmp_path / "idle" / "outrider" / "profiles").exists())
 
 
 def _text(engine: Engine, prompt: list[int]) -> list[int]:
@@ -214,14 +177,6 @@ def _text(engine: Engine, prompt: list[int]) -> list[int]:
     session.close()
     engine.step()
     return [token for step in steps for token in step.tokens]
-
-
-def test_an_idle_target_measures_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("outrider.models.profiles.QUICK_SECONDS", 0.0)
-    target = load_target(TargetRole(port=0, batch=1, max_tree_nodes=4))
-    with BackgroundServer(target):
-        eventually(lambda: (tmp_path / "outrider" / "profiles").exists())
 
 
 def test_a_profile_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> None:

@@ -1,52 +1,70 @@
-"""What is shown while a model is loaded, in which type it is computed, and drafts of fewer bits."""
+"""What is shown while a model is loaded, in which type it is computed, drafts of fewer bits, and
+checkpoints that the transformers library computes.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from compile import request
+from compile.compile_options import CompileOptions
 from inference.backends.neuron import sdk as neuron_sdk
+from inference.drafters.round_proposer import BestFirst, RoundProposer
 from inference.engine.sessions.local_session import LocalSession
+from inference.errors import UnsupportedModel
 from inference.loop.decode import Step
 from inference.model.checkpoints.checkpoint import Loading
-from inference.model.quantized import Quantization, quantize
+from inference.model.quantized import Quantization
 from inference.sampling import SamplingParams
+from inference.text.tokenizer import Tokenizer
 from outrider.draft_methods import find_draft
 from outrider.models import devices as precision
+from outrider.models.catalog.models_here import find_models
 from outrider.models.devices import ComputeType, pick
 from outrider.models.found_model import EMBEDDED, Capacity
-from outrider.models.loading import PREFILL_NODES, Checkpoint, find_checkpoint, loading_status
-from outrider.options.commands import parse
+from outrider.models.loading import (
+    PREFILL_NODES,
+    Checkpoint,
+    find_checkpoint,
+    find_target,
+    loading_status,
+)
+from outrider.models.other_libraries import LibraryCheckpoint
 from outrider.options.groups import DeviceOptions, DraftModelOptions, QuantizationOptions
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_served
-from tests.support import pairs
 from tests.support.commands import Terminal
+from tests.support.families import config_of
 from tests.support.models import write_checkpoint_with_tokenizer
-from tests.support.pairs import rounds, speculated
+from tests.support.pairs import alone, speculated
+from tests.support.refusals import assert_refused
+
+SMALL: dict[str, Any] = {"port": 0, "batch": 1, "max_tree_nodes": 8, "sequence_length": 64}
 
 
-def load() -> None:
-    find_draft(DraftModelOptions()).load(DeviceOptions(), Capacity(1, 64, 8, PREFILL_NODES))
+def load(quantization: Quantization | None = None) -> None:
+    options = QuantizationOptions(draft_quantization=quantization)
+    find_draft(options).load(DeviceOptions(), Capacity(1, 64, 8, PREFILL_NODES))
 
 
-def test_a_terminal_shows_that_a_model_is_loading_and_nothing_afterwards(
-    terminal: Terminal,
-) -> None:
-    with terminal, loading_status("a [model]") as report:
-        assert terminal.shown[0].startswith("loading a [model] ")
-        report(Loading(1, 3, 4_000_000_000, 8_000_000_000))
-    assert terminal.everything == ""
-
-
-def test_a_loaded_model_leaves_one_line(terminal: Terminal) -> None:
+def test_a_terminal_shows_that_a_model_is_loading_and_a_line_afterwards(terminal: Terminal) -> None:
     with terminal:
+        with loading_status("a [model]") as report:
+            assert terminal.shown[0].startswith("loading a [model] ")
+            report(Loading(1, 3, 4_000_000_000, 8_000_000_000))
+        assert terminal.everything == ""
         load()
     assert re.fullmatch(r"outrider-embedded-draft: .* loaded in [0-9.]+ s", terminal.everything)
 
@@ -54,8 +72,9 @@ def test_a_loaded_model_leaves_one_line(terminal: Terminal) -> None:
 def test_elsewhere_a_large_model_is_announced_and_a_small_one_is_not(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    load()
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    load("int8")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "float32, int8 matrices on cpu" in line
     with loading_status("a model") as report:
         for read in (0, 1, 2):
             report(Loading(1, 3, read, 8_000_000_000))
@@ -72,18 +91,14 @@ def test_a_target_that_takes_the_cpu_unasked_beside_a_neuron_device_says_so(
 ) -> None:
     (tmp_path / "neuron0").touch()
     monkeypatch.setattr(neuron_sdk, "DEVICE", tmp_path / "neuron0")
-    load_served(TargetRole(port=0, batch=1, max_tree_nodes=8, sequence_length=64, device=device))
-    assert (
-        "has an unused Neuron device: --device neuron uses it" in capsys.readouterr().err
-    ) == told
+    load_served(TargetRole(**SMALL, device=device))
+    words = "has an unused Neuron device: --device neuron uses it"
+    assert (words in capsys.readouterr().err) == told
 
 
 def test_a_target_without_an_end_of_text_is_loaded(tmp_path: Path) -> None:
     model = write_checkpoint_with_tokenizer(tmp_path, eos_token_id=None)
-    options = TargetRole(
-        model=str(model), port=0, batch=1, max_tree_nodes=8, sequence_length=64, device="cpu"
-    )
-    load_served(options)
+    load_served(TargetRole(model=str(model), **SMALL, device="cpu"))
 
 
 F32 = ComputeType(torch.float32)
@@ -92,24 +107,6 @@ ROOMY = 1e3
 
 class DraftOptions(DeviceOptions, QuantizationOptions):
     """Flags of a draft on this machine."""
-
-
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    """A checkpoint in bfloat16 that is large enough to be measured."""
-    sizes = {"hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 5}
-    directory = write_checkpoint_with_tokenizer(tmp_path_factory.mktemp("models"), **sizes)
-    (path,) = directory.glob("*.safetensors")
-    save_file({name: tensor.bfloat16() for name, tensor in load_file(path).items()}, path)
-    return find_checkpoint(str(directory), "target")
-
-
-@pytest.fixture
-def has(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The processor's instructions."""
-    names = list[str]()
-    monkeypatch.setattr(precision, "instructions", lambda: names)
-    return names
 
 
 @pytest.mark.parametrize(
@@ -132,72 +129,125 @@ def test_the_instructions_decide(
     assert pick(own, has, room) == picked
 
 
-def test_a_target_keeps_its_weights_exactly(
-    large: Checkpoint, has: list[str], capsys: pytest.CaptureFixture[str]
+def test_a_target_keeps_its_weights_exactly_and_a_large_draft_may_be_rounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = DeviceOptions(device="cpu", threads=1)
-    has += ["avx512_vnni", "avx512_bf16"]
+    sizes = {"hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 5}
+    directory = write_checkpoint_with_tokenizer(tmp_path, **sizes)
+    (path,) = directory.glob("*.safetensors")
+    save_file({name: tensor.bfloat16() for name, tensor in load_file(path).items()}, path)
+    large, has = find_checkpoint(str(directory), "target"), ["avx512_vnni", "avx512_bf16"]
+    monkeypatch.setattr(precision, "instructions", lambda: has)
+    options = DraftOptions(device="cpu", threads=1)
     assert large.settled(options, drafts=False) is large
     has.remove("avx512_bf16")
     widened = large.settled(options, drafts=False)
     assert "--dtype auto takes float32" in capsys.readouterr().err
     assert widened.fingerprint() == large.fingerprint()
     assert widened.load(options, Capacity(1, 16, 0, 16)).dtype is torch.float32
-
-
-def test_a_draft_may_be_rounded_to_int8_and_has_a_fingerprint_of_its_own(
-    large: Checkpoint, has: list[str]
-) -> None:
-    has += ["avx512_vnni"]
-    rounded = large.settled(DraftOptions(device="cpu", threads=1), drafts=True)
+    rounded = large.settled(options, drafts=True)
     assert rounded.quantization == "int8"
     assert rounded.fingerprint() != large.fingerprint()
-
-
-def test_what_was_asked_for_or_is_small_is_left_as_it_is(large: Checkpoint, has: list[str]) -> None:
-    has += ["avx512_vnni"]
-    here = DraftOptions(device="cpu")
-    for found, options in [
-        (large, here.replace(dtype="bfloat16")),
+    for found, given in [  # what was asked for, or is small
+        (large, options.replace(dtype="bfloat16")),
         (large, DraftOptions(device="neuron-legacy")),
-        (replace(large, quantization="int4"), here),
-        (find_checkpoint(None, "target"), here),
-        (find_checkpoint(str(EMBEDDED / "target"), "target"), here),
+        (replace(large, quantization="int4"), options),
+        (find_checkpoint(None, "target"), options),
+        (find_checkpoint(str(EMBEDDED / "target"), "target"), options),
     ]:
-        assert found.settled(options, drafts=True) is found
-
-
-def test_auto_is_what_no_flag_means() -> None:
-    words = ["--role", "target", "--dtype"]
-    assert parse([*words, "auto"]) == parse(words[:2])
-    assert parse([*words, "float16"]).replace(dtype="auto") == parse(words[:2])
-
-
-PROMPT = pairs.prompt_of(9)
-
-
-def test_int8_of_the_targets_own_weights_proposes_most_of_its_tokens() -> None:
-    served, draft, steps = pairs.engine(pairs.decoder(1)), pairs.decoder(1), list[Step]()
-    quantize(draft, "int8")
-    session = LocalSession(served)
-    made = speculated(session, rounds(draft), PROMPT, SamplingParams(), 40, steps.append)
-    assert len(made) == 40
-    assert len([step for step in steps if step.tokens]) <= 20
-
-
-def found(quantization: Quantization | None = None) -> Checkpoint:
-    """The embedded draft."""
-    draft = find_draft(QuantizationOptions(draft_quantization=quantization))
-    assert isinstance(draft.model, Checkpoint)
-    return draft.model
-
-
-def test_a_draft_is_loaded_as_its_flag_says(capsys: pytest.CaptureFixture[str]) -> None:
-    found("int8").load(DeviceOptions(), Capacity(1, 64, 8, 16))
-    assert "float32, int8 matrices on cpu" in capsys.readouterr().err
+        assert found.settled(given, drafts=True) is found
 
 
 def test_drafts_that_compute_differently_have_fingerprints_of_their_own() -> None:
-    drafts = [found(), found("int8"), found("int4")]
+    kinds: list[Quantization | None] = [None, "int8", "int4"]
+    drafts = [find_draft(QuantizationOptions(draft_quantization=kind)).model for kind in kinds]
     assert len({draft.fingerprint()[:16] for draft in drafts}) == len(drafts)
     assert all(len(draft.fingerprint()) == 32 for draft in drafts)
+
+
+PROMPT = list(range(40, 60))
+
+
+def saved(directory: Path, seed: int, noise: float = 0.0) -> Path:
+    """A tiny mixture of experts with the embedded pair's tokenizer."""
+    fields = {"vocab_size": Tokenizer(EMBEDDED / "target").vocabulary, "eos_token_id": 0}
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(**config_of("qwen3_moe") | fields)
+    library: Any = AutoModelForCausalLM.from_config(config).float()
+    for scale in (0.2, noise):
+        for parameter in library.parameters():
+            parameter.data += scale * torch.randn(parameter.shape)
+    library.save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(EMBEDDED / "target" / name, directory / name)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("experts"), 1)
+
+
+def role(model: Path | None, **given: Any) -> TargetRole:
+    name = None if model is None else str(model)
+    return TargetRole(
+        model=name, port=0, batch=1, max_tree_nodes=8, sequence_length=64, device="cpu", **given
+    )
+
+
+def test_a_mixture_of_experts_is_target_and_draft(experts: Path, tmp_path: Path) -> None:
+    """Nothing names the backend: our decoder does not know the architecture."""
+    served = load_served(role(experts))
+    found = find_draft(DraftModelOptions(draft_model=str(saved(tmp_path, 1, 0.01))))
+    assert isinstance(found.model, LibraryCheckpoint)
+    draft = found.load(DeviceOptions(device="cpu"), Capacity(1, 64, 64, 64))
+    assert draft.model is not None
+    steps = list[Step]()
+    for params in (SamplingParams(), SamplingParams(1.0, seed=5)):
+        own = alone(LocalSession(served.engine), PROMPT, params, 16)
+        proposer = RoundProposer(draft.model, BestFirst(7, 3), room=16)
+        session = LocalSession(served.engine)
+        assert speculated(session, proposer, PROMPT, params, 16, steps.append) == own
+    assert max(len(step.tokens) for step in steps) > 1  # it was right at times
+    assert served.description.model == str(experts)
+
+
+def test_the_library_computes_what_our_decoder_computes() -> None:
+    roles = role(None), role(None, backend="transformers")
+    ours, theirs = map(find_target, roles)
+    assert isinstance(ours, Checkpoint)
+    assert isinstance(theirs, LibraryCheckpoint)
+    assert ours.fingerprint() != theirs.fingerprint()
+    texts = [
+        alone(LocalSession(load_served(options).engine), PROMPT, SamplingParams(), 12)
+        for options in roles
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_what_our_decoder_alone_does_is_refused_for_others(experts: Path) -> None:
+    reduced = QuantizationOptions(draft_model=str(experts), draft_quantization="int8")
+    offloaded, ours = role(experts, layer_offload="disk"), role(experts, backend="outrider")
+    compiled = CompileOptions(model=str(experts), dry_run=True)
+    both = partial(role, experts, backend="transformers", layer_offload="disk")
+    library = "transformers library"
+    assert_refused(lambda: find_draft(reduced), ["--draft_quantization", library])
+    assert_refused(lambda: find_target(offloaded), ["--layer_offload", library])
+    assert_refused(both, ["layer_offload"])
+    neuron = partial(find_target(role(experts)).load, DeviceOptions(device="neuron"))
+    refused: list[tuple[Callable[[], object], list[str]]] = [
+        (lambda: find_target(ours), ["qwen3_moe", "qwen2", "llama"]),
+        (lambda: neuron(Capacity(1, 64, 8, 64)), ["neuron", "qwen3_moe", "llama, mistral"]),
+        (lambda: request.find_checkpoint(compiled), ["qwen3_moe", "llama, mistral, qwen2, qwen3"]),
+    ]
+    for call, shown in refused:
+        assert_refused(call, shown, UnsupportedModel)
+
+
+def test_list_shows_which_models_can_be_used(experts: Path, tmp_path: Path) -> None:
+    foreign = {"model_type": "mamba", "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(foreign), encoding="utf-8")
+    *_, usable, refused = find_models([experts, tmp_path])
+    assert usable.refusal == ""
+    assert usable.parameters > 0
+    assert "mamba" in refused.refusal

@@ -49,15 +49,16 @@ def words(preset: str) -> list[str]:
 # --- methods
 
 
-def test_every_row_has_its_file_and_every_file_its_row() -> None:
+def test_every_method_has_its_file_and_methods_and_presets_are_on_the_page_of_runs() -> None:
     files = {module.name for module in iter_modules(outrider.draft_methods.__path__)}
     assert files == set(METHODS)
-
-
-def test_the_page_of_runs_says_what_each_is() -> None:
     page = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
     for name, method in METHODS.items():
         assert f"| `{name}` | {method.help} |" in page
+    for preset in PRESETS:
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| `{preset}` |"))
+        assert row.endswith(f"| `{' '.join(words(preset))}` |")
+    assert {*ARCHITECTURES.values(), "subspec_sd"} == {*PRESETS, ""}  # and of the comparison
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -79,13 +80,6 @@ def test_a_preset_is_the_flags_that_it_stands_for(role: str, preset: str) -> Non
     assert named.replace(preset=None) == parse(["--role", role, *words(preset)])
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_the_page_of_presets_says_what_each_stands_for(preset: str) -> None:
-    page = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8").splitlines()
-    (row,) = (line for line in page if line.startswith(f"| `{preset}` |"))
-    assert row.endswith(f"| `{' '.join(words(preset))}` |")
-
-
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("temperature", ["0", "0.7", "1"])
 @pytest.mark.parametrize("preset", PRESETS)
@@ -100,8 +94,10 @@ def test_the_text_of_every_preset_is_the_targets_own(
     if preset in ("classic_sd", "tree_sd"):  # these wait for their draft; the others may be late
         assert record["lone_forwards"] < record["forwards"]
         assert record["draft_calls"] > 0
-    if preset in ("vanilla", "suffix", "eagle_sd"):
-        assert record["draft_calls"] == 0
+    assert sum(record["accepted_by"].values()) == record["num_accepted_tokens"]
+    assert record["baseline"]["accepted_by"] == {}
+    if preset in ("vanilla", "suffix", "eagle_sd"):  # no model drafts here
+        assert (record["draft_calls"], record["draft_seconds"]) == (0, 0.0)
     if preset == "vanilla":
         assert record["forwards"] == record["lone_forwards"]
 
@@ -128,10 +124,7 @@ def test_a_contradiction_is_told_with_what_the_preset_stands_for(
     given: dict[str, Any], needed: list[str]
 ) -> None:
     assert_refused(lambda: DraftRole(**given), needed)
-
-
-def test_what_a_preset_has_no_part_in_is_told_without_it() -> None:
-    with pytest.raises(InvalidRequest, match=r"^--instance"):
+    with pytest.raises(InvalidRequest, match=r"^--instance"):  # the preset has no part in it
         DraftRole(preset="hybrid", instance="trn1.2xlarge", usd_per_hour=1.0)
 
 
@@ -142,37 +135,10 @@ def test_the_page_of_a_server_with_a_preset_can_still_choose_who_drafts(port: st
         assert drafted.client.draft is not None
 
 
-# --- the draft of a host
-
-
-HOSTED = ["--prompt", "def main(argv):", "--max_new_tokens", "12", "--seed", "3", "--json"]
-
-
-@pytest.mark.parametrize("temperature", ["0", "0.8"])
-def test_the_hosts_draft_makes_the_targets_own_text(port: str, run: Run, temperature: str) -> None:
-    flags = ["--port", port, *HOSTED, "--baseline", "--temperature", temperature]
-    made = run("fused_client", *flags)
-    (record,) = made.records
-    assert record["token_ids"] == record["baseline"]["token_ids"]
-    assert record["text"] == record["baseline"]["text"]
-    # none, where the host's draft does not pay and nothing is said twice
-    assert sum(record["accepted_by"].values()) == record["num_accepted_tokens"]
-    assert set(record["accepted_by"]) <= {"host", "copy"}
-    assert record["baseline"]["accepted_by"] == {}
-    assert (record["draft_calls"], record["draft_seconds"]) == (0, 0.0)  # none of them here
-    assert "draft beside the target: outrider-embedded-draft" in made.err
-
-
 def test_a_target_without_a_draft_makes_the_text_alone_and_the_client_says_so(run: Run) -> None:
+    text = ["--prompt", "def main(argv):", "--max_new_tokens", "12", "--seed", "3", "--json"]
     with BackgroundServer(load_target(TargetRole(port=0, batch=1))) as server:
-        made = run("fused_client", "--port", server.address.port, *HOSTED)
+        made = run("fused_client", "--port", server.address.port, *text)
     (record,) = made.records
     assert record["forwards"] == record["lone_forwards"] == len(record["token_ids"])
     assert "draft beside the target: none" in made.err
-
-
-# --- the comparison
-
-
-def test_every_preset_is_an_architecture_of_the_comparison_or_a_method_of_one() -> None:
-    assert {*ARCHITECTURES.values(), "subspec_sd"} == {*PRESETS, ""}

@@ -1,21 +1,25 @@
-"""Flags, environment and files become the options of a role, or a line that says what is wrong."""
+"""Flags, environment and files become the options of a role, which reads each of them, or a line
+that says what is wrong.
+"""
 
 from __future__ import annotations
 
+import io
 import re
-import subprocess
-import sys
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from grpc_comm.security import SecurityOptions
 from inference.cost.billing import OBJECTIVES
-from inference.flags.group import Flag, flags_of
+from inference.errors import InvalidRequest
+from inference.flags.group import Flag, Group, flags_of
+from outrider.cli import run_role
+from outrider.models.found_model import EMBEDDED
 from outrider.options.commands import OTHER_VERBS, VERBS, all_flags, parse, verbs_with
 from outrider.options.groups import Objective
-from outrider.options.roles import ROLES, DraftRole, TargetRole
+from outrider.options.roles import ROLES, DraftRole, FusedTargetRole, TargetRole
 from tests.support.commands import Run
 from tests.support.flags_page import TITLES, reference
 from tests.support.repository import ROOT
@@ -52,13 +56,8 @@ def test_the_command_line_comes_before_the_environment_that_before_the_file(
     assert isinstance(options, DraftRole)
     assert (options.batch, options.seed, options.top_k) == (4, 3, 2)
     assert (options.prompt, options.as_json) == ("x", True)
-
-
-def test_a_switch_that_a_file_turns_on_is_turned_off_by_the_command_line(tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text("chat: true\n")
-    words = ["--role", "draft", "--config", str(tmp_path / "run.yaml")]
-    assert parse(words).values()["chat"]
-    assert not parse([*words, "--no-chat"]).values()["chat"]
+    assert parse(["--config", str(file)]).values()["json"]
+    assert not parse(["--config", str(file), "--no-json"]).values()["json"]
 
 
 def test_the_environment_is_of_all_roles_and_of_no_options_that_are_made_in_code(
@@ -93,18 +92,16 @@ def test_what_is_wrong_in_a_file_is_named_with_the_file(
     run("target", "--config", file).assert_usage_error(str(file), *words)
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "shown"),
-    [
-        ("OUTRIDER_BATCH", "none", "OUTRIDER_BATCH none"),
-        ("OUTRIDER_BATSH", "1", "did you mean OUTRIDER_BATCH?"),
-    ],
-)
 def test_what_is_wrong_in_the_environment_is_named_by_its_variable(
-    run: Run, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, shown: str
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(variable, value)
-    run("target").assert_usage_error(variable, shown)
+    for name, value, shown in (
+        ("BATCH", "none", "OUTRIDER_BATCH none"),
+        ("BATSH", "1", "did you mean OUTRIDER_BATCH?"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setenv(f"OUTRIDER_{name}", value)
+            run("target").assert_usage_error(f"OUTRIDER_{name}", shown)
 
 
 # --- the command line
@@ -125,6 +122,7 @@ def test_other_names_and_dashes_are_the_same_flag() -> None:
     assert parse(["--role", "target", "--rows", "2"]) == TargetRole(batch=2)
     assert parse(["--role", "draft", "--prompt_file", "a"]) == DraftRole(prompt_text="a")
     assert parse(["target", "--device", "cuda:1"]) == TargetRole(device="cuda:1")
+    assert parse(["target", "--dtype", "auto"]) == parse(["target"])
 
 
 def test_the_systems_authorities_verify_a_target_and_metrics_stay_on_this_machine() -> None:
@@ -139,27 +137,24 @@ def test_the_systems_authorities_verify_a_target_and_metrics_stay_on_this_machin
 # --- what is shown
 
 
-@pytest.mark.parametrize("words", [["--help"], ["help"], ["--help-all"]])
-def test_the_help_has_every_command_once_and_fits_a_screen(run: Run, words: list[str]) -> None:
-    said = run(*words)
-    assert (said.code, said.err) == (0, "")
-    assert len(said.out.splitlines()) <= 60
-    every = [*VERBS, *OTHER_VERBS]
-    assert [verb for verb in every if said.out.count(f"\n  {verb} ") != 1] == []
-
-
-def test_without_words_the_help_is_shown_as_an_error(run: Run) -> None:
-    said = run()
-    assert (said.code, said.out) == (2, "")
-    assert said.err == run("--help").out
-
-
-@pytest.mark.parametrize("words", [["--version"], ["version"]])
-def test_the_version_is_printed(run: Run, words: list[str]) -> None:
-    assert run(*words).out.startswith("outrider ")
+def test_the_help_has_every_command_once_and_fits_a_screen(run: Run) -> None:
+    for words in ("--help", "help", "--help-all"):
+        said = run(words)
+        assert (said.code, said.err) == (0, "")
+        assert len(said.out.splitlines()) <= 60
+        every = [*VERBS, *OTHER_VERBS]
+        assert [verb for verb in every if said.out.count(f"\n  {verb} ") != 1] == []
+    assert run() == (2, "", run("--help").out)
+    for words in ("--version", "version"):
+        assert run(words).out.startswith("outrider ")
 
 
 # --- verbs
+
+
+def flags_in(shown: str) -> set[str]:
+    """The flags that a help lists."""
+    return set(re.findall(r"(?m)^  --(\w+)", shown))
 
 
 @pytest.mark.parametrize(("verb", "role"), VERBS.items())
@@ -183,11 +178,6 @@ def test_the_help_of_a_command_shows_its_common_flags_and_the_other_all_of_them(
     assert flags_in(run(verb, "--help-all").out) == set(flags_of(model))
 
 
-def flags_in(shown: str) -> set[str]:
-    """The flags that a help lists."""
-    return set(re.findall(r"(?m)^  --(\w+)", shown))
-
-
 @pytest.mark.parametrize("verb", OTHER_VERBS)
 def test_other_verbs_are_commands_with_a_help(verb: str, run: Run) -> None:
     shown = run("help", verb)
@@ -204,33 +194,77 @@ def test_a_prompt_may_stand_without_its_flag_before_or_behind_flags() -> None:
     assert parse(["run", "-"]) == DraftRole(prompt="-")
 
 
-def test_the_help_of_a_verb_shows_what_may_follow_it(run: Run) -> None:
+def test_a_help_shows_what_may_follow_a_verb_and_a_default_as_a_user_would_write_it(
+    run: Run,
+) -> None:
     assert "pull [NAME] [FLAG VALUE ...]" in run("pull", "--help").out
-
-
-def test_a_default_is_shown_as_a_user_would_write_it(run: Run) -> None:
     shown = " ".join(run("compare", "--help-all").out.split())
     assert "(default: 0,40)" in shown
     assert "(default: (" not in shown
 
 
-@pytest.mark.parametrize("words", ["help", "run --help"])
-def test_a_help_that_is_not_read_to_its_end_ends_without_a_word(words: str) -> None:
-    command = f"{sys.executable} -m outrider {words} | head -1"
-    ended = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT)
-    assert (len(ended.stdout.splitlines()), ended.stderr) == (1, "")
-
-
-# --- the declarations
-
-
-def test_every_flag_has_a_help_and_a_place_in_it() -> None:
+def test_every_flag_has_a_help_a_place_in_it_and_its_line_on_the_page_of_flags() -> None:
     assert all(flag.help and flag.title in TITLES for flag in FLAGS)
-
-
-def test_the_objectives_are_those_that_can_be_computed() -> None:
+    assert (ROOT / "docs" / "flags.md").read_text(encoding="utf-8") == reference()
     assert set(get_args(Objective)) == set(OBJECTIVES)
 
 
-def test_the_page_of_flags_is_current() -> None:
-    assert (ROOT / "docs" / "flags.md").read_text(encoding="utf-8") == reference()
+START = {"role", "config", "debug", "target", "preset"}
+OF_CLIENTS: dict[str, Any] = {"region": "eu-west-1", "spot": True}
+WITH_ANOTHER: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("draft", "chat", "serve", "up"), OF_CLIENTS),
+    "target": {"tensor_parallel": 4},
+    "verify_target": {"tensor_parallel": 4, "batch": 8},
+}
+"""Flags of a role that need another one."""
+
+TEXT = {"prompt": "x", "max_new_tokens": 2}
+SERVED = FusedTargetRole(port=0, batch=1, max_tree_nodes=8)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_reads_its_flags(
+    role: str, port: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("outrider.target.target.serve_target", lambda *_given: None)
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_given: None)
+    monkeypatch.setattr("sys.stdin", io.StringIO("x\n"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    there: dict[str, Any] = {"port": int(port)}
+    client, chatting = {**TEXT, **there}, {"max_new_tokens": 2, **there}
+    serving = {**there, "http_port": 0}
+    waits = {"tree_nodes": 4}  # for the draft
+    runs: dict[str, list[dict[str, Any]]] = {
+        "draft": [client | {"baseline": True}, client | waits],
+        "fused_client": [client],
+        "verify_target": [TEXT],
+        "verify_draft": [TEXT],
+        "target": [{"port": 0}],
+        "fused_target": [{"port": 0}],
+        "cert": [{"out": str(tmp_path / "certificates")}],
+        "keys": [{"name": "a", "keys_file": str(tmp_path / "keys.json")}],
+        "chat": [chatting, chatting | waits],
+        "serve": [serving, serving | waits],
+        "up": [serving | {"name": "embedded"}, serving | waits | {"name": "embedded"}],
+        "pull": [{"name": str(EMBEDDED / "draft")}],
+        "list": [{}],
+        "doctor": [there, there | {"health": True}],
+    }
+    options = [ROLES[role](**given) for given in runs[role]]
+    read: set[str] = set()
+    original = Group.__getattribute__
+
+    def noting(self: Group, name: str) -> Any:
+        read.add(name)
+        return original(self, name)
+
+    monkeypatch.setattr(Group, "__getattribute__", noting)
+    for given in options:
+        run_role(given)
+    monkeypatch.undo()
+    fields = ROLES[role].model_fields.keys() - START
+    needing = WITH_ANOTHER.get(role, {})
+    assert fields - read == needing.keys() <= flags_of(ROLES[role]).keys()
+    for name, value in needing.items():
+        with pytest.raises(InvalidRequest):
+            ROLES[role](**{name: value})

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,10 +18,11 @@ import torch
 
 from grpc_comm.client.connection import Connection, connect, list_models
 from grpc_comm.server.model_registry import Served
-from grpc_comm.server.server import BackgroundServer
+from grpc_comm.server.server import BackgroundServer, Target
 from inference.errors import Unavailable
 from inference.order import Decode
 from inference.sampling import SamplingParams
+from outrider.models import devices
 from outrider.models.found_model import EMBEDDED
 from outrider.options.roles import ServingRole, TargetRole
 from outrider.target.model_list import lazily, read_listed
@@ -30,7 +31,7 @@ from tests.support.artifacts import build
 from tests.support.commands import Run
 from tests.support.models import write_checkpoint_with_tokenizer
 from tests.support.refusals import assert_refused
-from tests.support.wire_fixtures import WAIT, describe, rest, successor_engine
+from tests.support.wire_fixtures import LOOPBACK, WAIT, describe, rest, successor_engine
 
 
 @pytest.fixture(scope="module")
@@ -54,42 +55,43 @@ def options(folder: Path, **changes: Any) -> ServingRole:
     return TargetRole(**{**files, **changes})
 
 
-@pytest.fixture
-def server(folder: Path) -> Iterator[BackgroundServer]:
-    """The embedded draft as its first model, and the two."""
-    with BackgroundServer(load_target(options(folder, model=str(EMBEDDED / "draft")))) as server:
-        yield server
-
-
 @contextmanager
 def named(server: BackgroundServer, name: str, timeout: float = WAIT) -> Iterator[Connection]:
     with connect(str(server.address), model=name, timeout=timeout) as connection:
         yield connection
 
 
-def test_a_model_is_loaded_when_it_is_first_named_and_once(
-    server: BackgroundServer, capsys: pytest.CaptureFixture[str]
+def test_a_listed_model_is_loaded_once_when_it_is_named_and_writes_its_own_text(
+    folder: Path, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    capsys.readouterr()
-    with named(server, ""):
-        assert "secret" not in capsys.readouterr().err
-    for _ in range(2):
-        with named(server, "two") as connection:
+    """What is not listed is refused with the list, and a path reaches no loader."""
+    first = str(EMBEDDED / "draft")
+    with BackgroundServer(load_target(options(folder, model=first))) as server:
+        capsys.readouterr()
+        for name in ("three", "One", str(folder / "secret-1"), f"{EMBEDDED}/target"):
+            call = partial(connect, str(server.address), model=name)
+            assert_refused(call, [name, f"{first}, one, two"])
+        with named(server, ""):
+            assert capsys.readouterr().err == ""
+        for _ in range(2):
+            with named(server, "two") as connection:
+                said = connection.description
+                assert (said.model, said.rows, said.dtype) == ("two", 1, "float32")
+        assert capsys.readouterr().err.count("secret-2: ") == 1
+        with named(server, "one") as connection:
             said = connection.description
-            assert (said.model, said.rows, said.dtype) == ("two", 1, "float32")
-    assert capsys.readouterr().err.count("secret-2: ") == 1
-    with named(server, "one") as connection:
-        assert (connection.description.rows, connection.description.sequence_length) == (2, 128)
-
-
-def test_what_is_not_listed_is_refused_with_the_list_and_a_path_reaches_no_loader(
-    server: BackgroundServer, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
-    for name in ("three", "One", str(folder / "secret-1"), f"{EMBEDDED}/target"):
-        asked = partial(connect, str(server.address), model=name)
-        assert_refused(asked, [name, "draft, one, two"])
-    assert capsys.readouterr().err == ""
+            assert (said.rows, said.sequence_length) == (2, 128)
+        there = ["--target_host", server.address]
+        findings = json.loads(run("doctor", *there, "--json").out)["findings"]
+        listed = {finding["subject"]: finding["text"] for finding in findings}["models"]
+        assert listed == f"{first}, one, two"
+        text = ["--prompt", "def main", "--max_new_tokens", "12", "--json", "--temperature", "1"]
+        text += ["--seed", "5"]
+        for number, name in enumerate(("one", "two"), 1):
+            (ours,) = run("run", *there, "--model_name", name, *text).records
+            model = ["--model", folder / f"secret-{number}", "--dtype", "float32"]
+            (alone,) = run("verify_target", *model, *text).records
+            assert ours["token_ids"] == alone["token_ids"]
 
 
 def test_without_a_model_on_the_command_line_the_first_of_the_list_is_the_first(
@@ -99,12 +101,6 @@ def test_without_a_model_on_the_command_line_the_first_of_the_list_is_the_first(
     assert (target.description.model, list(target.listed)) == ("one", ["two"])
     with BackgroundServer(target) as server:
         assert list_models(str(server.address)) == ["one", "two"]
-
-
-def test_a_listed_model_must_not_have_the_first_models_name(folder: Path, tmp_path: Path) -> None:
-    first = str(folder / "secret-1")
-    (tmp_path / "models.json").write_text(json.dumps({"models": [{"name": first, "model": first}]}))
-    assert_refused(lambda: load_target(options(tmp_path, model=first)), [first])
 
 
 def test_a_load_that_fails_tells_the_client_a_line_the_log_the_reason_and_is_tried_again(
@@ -140,21 +136,16 @@ class Slow:
         return Served(engine, describe(engine))
 
 
-@contextmanager
-def listing(**loaders: Callable[[ServingRole], Served]) -> Iterator[BackgroundServer]:
-    from grpc_comm.server.server import Target
-    from tests.support.wire_fixtures import LOOPBACK
-
+def test_while_a_model_is_loaded_others_are_served_and_who_comes_back_gets_it() -> None:
+    loaders = {"slow": Slow(), "quick": Slow()}
+    loaders["quick"].go.set()
     engine = successor_engine()
     listed = {name: lazily(name, TargetRole(), load) for name, load in loaders.items()}
     with BackgroundServer(Target(engine, describe(engine), LOOPBACK, listed=listed)) as server:
-        yield server
-
-
-def test_while_a_model_is_loaded_all_others_are_described_opened_and_loaded() -> None:
-    slow, quick = Slow(), Slow()
-    quick.go.set()
-    with listing(slow=slow, quick=quick) as server:
+        for _ in range(2):
+            words = "slow is not available at|no Outrider target answers"  # that: busy here
+            with pytest.raises(Unavailable, match=words), named(server, "slow", timeout=0.2):
+                pass
         waiting = threading.Thread(
             target=lambda: connect(str(server.address), model="slow", timeout=WAIT).close()
         )
@@ -165,39 +156,12 @@ def test_while_a_model_is_loaded_all_others_are_described_opened_and_loaded() ->
                 session.decode(Decode(6))
                 assert rest(session) == [4, 5, 6]
         assert waiting.is_alive()
-        slow.go.set()
+        loaders["slow"].go.set()
         waiting.join(WAIT)
         assert not waiting.is_alive()
-    assert (slow.loads, quick.loads) == (1, 1)
-
-
-def test_a_load_that_its_client_gave_up_serves_the_next_one() -> None:
-    slow = Slow()
-    with listing(slow=slow) as server:
-        for _ in range(2):
-            words = "slow is not available at|no Outrider target answers"  # that: busy here
-            with pytest.raises(Unavailable, match=words), named(server, "slow", timeout=0.2):
-                pass
-        slow.go.set()
         with named(server, "slow") as connection:
             assert connection.description.model == "slow"
-    assert slow.loads == 1
-
-
-def test_a_client_lists_models_and_the_one_it_names_writes_its_own_text(
-    server: BackgroundServer, folder: Path, run: Run
-) -> None:
-    there = ["--target_host", server.address]
-    findings = json.loads(run("doctor", *there, "--json").out)["findings"]
-    listed = {finding["subject"]: finding["text"] for finding in findings}["models"]
-    assert listed == f"{EMBEDDED / 'draft'}, one, two"
-    text = ["--prompt", "def main", "--max_new_tokens", "12", "--json", "--temperature", "1"]
-    text += ["--seed", "5"]
-    for number, name in enumerate(("one", "two"), 1):
-        (ours,) = run("run", *there, "--model_name", name, *text).records
-        model = ["--model", folder / f"secret-{number}", "--dtype", "float32"]
-        (alone,) = run("verify_target", *model, *text).records
-        assert ours["token_ids"] == alone["token_ids"]
+    assert [loader.loads for loader in loaders.values()] == [1, 1]
 
 
 def read(folder: Path, entries: object, **changes: Any) -> dict[str, ServingRole]:
@@ -212,8 +176,8 @@ def test_an_entry_takes_from_the_command_line_what_it_leaves_out(folder: Path) -
     entries = [{"name": "a", "model": model}, {"name": "b", "model": model, **own}]
     listed = read(folder, entries, batch=3, sequence_length=77, threads=1, model="ignored")
     assert [
-        (each.model, each.batch, each.sequence_length, each.dtype, each.threads)
-        for each in listed.values()
+        (role.model, role.batch, role.sequence_length, role.dtype, role.threads)
+        for role in listed.values()
     ] == [(model, 3, 77, "float32", 1), (model, 7, 99, "bfloat16", 1)]
     assert listed["b"].max_tree_nodes == 9
 
@@ -245,29 +209,25 @@ def test_an_entry_that_cannot_be_served_is_refused_at_the_start_by_name(
     assert_refused(lambda: read(folder, [model | changes]), [words])
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
+def test_a_file_that_lists_nothing_or_half_a_model_or_a_name_twice_is_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    entry = {"name": "a", "model": str(EMBEDDED / "target")}
+    contents: list[tuple[object, str]] = [
         ("{", "is not JSON"),
         ('{"models": []}', "models is []: "),
         ('{"models": [{"name": "a", "model": "b"}], "more": 1}', "unknown field 'more'"),
-        ([{"name": "a", "model": str(EMBEDDED / "target")}] * 2, "a is listed twice"),
-    ],
-)
-def test_a_file_that_lists_nothing_or_a_name_twice_is_refused(
-    folder: Path, content: object, words: str
-) -> None:
-    assert_refused(lambda: read(folder, content), [words])
-
-
-def test_a_directory_without_a_config_or_a_tokenizer_is_refused_at_the_start(
-    folder: Path, tmp_path: Path
-) -> None:
-    for number, name in enumerate(("config.json", "tokenizer.json")):
-        model = Path(shutil.copytree(folder / "secret-1", tmp_path / str(number)))
+        ([entry] * 2, "a is listed twice"),
+    ]
+    for name in ("config.json", "tokenizer.json"):
+        model = Path(shutil.copytree(folder / "secret-1", tmp_path / name))
         (model / name).unlink()
-        entry = {"name": "a", "model": str(model)}
-        assert_refused(partial(read, folder, [entry]), ["other.json: a: "])
+        contents.append(([entry | {"model": str(model)}], "other.json: a: "))
+    for content, words in contents:
+        assert_refused(partial(read, folder, content), [words])
+    first = str(folder / "secret-1")
+    (tmp_path / "models.json").write_text(json.dumps({"models": [{"name": first, "model": first}]}))
+    assert_refused(lambda: load_target(options(tmp_path, model=first)), [first])
 
 
 def test_an_artifact_is_what_it_was_built_as(folder: Path, tmp_path: Path) -> None:
@@ -290,13 +250,10 @@ def test_an_artifact_is_what_it_was_built_as(folder: Path, tmp_path: Path) -> No
 def test_a_large_model_that_is_loaded_after_a_small_one_has_torchs_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from outrider.models import devices
-
     monkeypatch.setattr(devices, "_THREADS", 2)
     try:
-        devices.set_threads(None, 1_000)
-        assert torch.get_num_threads() == 1
-        devices.set_threads(None, 10**9)
-        assert torch.get_num_threads() == 2
+        for size, threads in ((1_000, 1), (10**9, 2)):
+            devices.set_threads(None, size)
+            assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(1)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any, NamedTuple
 
 import grpc
@@ -38,6 +39,15 @@ START_SECONDS, STOP_SECONDS = 300.0, 60.0
 _REPLICA = "ray::ServeReplica"
 
 
+IMPATIENT = """
+import sys
+from outrider.__main__ import main
+from outrider.target import ray_fleet
+ray_fleet.SCALE_UP_SECONDS, ray_fleet.SCALE_DOWN_SECONDS = 1.0, 2.0
+sys.exit(main())
+"""
+
+
 class RunningFleet(NamedTuple):
     """A fleet that serves. Its cluster is this process's own."""
 
@@ -49,47 +59,25 @@ class RunningFleet(NamedTuple):
         return [pid for pid in _descendants(self.process.pid) if _title(pid).startswith(_REPLICA)]
 
 
-IMPATIENT = """
-import sys
-from outrider.__main__ import main
-from outrider.target import ray_fleet
-ray_fleet.SCALE_UP_SECONDS, ray_fleet.SCALE_DOWN_SECONDS = 1.0, 2.0
-sys.exit(main())
-"""
-
-
 @contextmanager
 def running_fleet(*flags: str) -> Iterator[RunningFleet]:
     """`outrider deploy ray` with these flags, which scales within seconds, until the block ends.
 
     One fleet at a time: Ray's proxy listens on a port that is always the same.
     """
-    with (Path(tempfile.gettempdir()) / "outrider-ray.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with _fleet(*flags) as fleet:
-            yield fleet
-
-
-@contextmanager
-def _fleet(*flags: str) -> Iterator[RunningFleet]:
     port = 20_000 + os.getpid() % 10_000  # a free one of the system's may be taken until Ray is up
     words = ["-c", IMPATIENT, "deploy", "ray", "--port", str(port), *flags]
-    with subprocess.Popen(
-        [sys.executable, *words],
-        cwd=ROOT,
-        env=role_environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with (Path(tempfile.gettempdir()) / "outrider-ray.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = subprocess.Popen(
+            [sys.executable, *words], cwd=ROOT, env=role_environment(), stderr=PIPE, text=True
+        )
         try:
             assert process.stderr is not None
-            said = []
-            for line in process.stderr:
-                said.append(line)
-                if line.startswith("listening on"):
-                    break
-            else:
-                raise AssertionError("".join(said[-20:]))
+            said = list[str]()
+            while not (said and said[-1].startswith("listening on")):
+                said.append(next(process.stderr, ""))
+                assert said[-1], "".join(said[-20:])
             yield RunningFleet(f"127.0.0.1:{port}", process)
         finally:
             _stop(process)
@@ -131,42 +119,41 @@ def _title(pid: int) -> str:
         return ""
 
 
-class Asked(NamedTuple):
-    """A text that is asked for."""
+class Order(NamedTuple):
+    """A text that is to be made."""
 
     prompt: str
     temperature: float
     seed: int
 
 
-ASKED = [Asked(PROMPTS[index % 4], TEMPERATURES[index % 3], index % 5) for index in range(SESSIONS)]
+ORDERS = [Order(PROMPTS[i % 4], TEMPERATURES[i % 3], i % 5) for i in range(SESSIONS)]
 
 
 class Texts:
-    """Makes texts on threads, and counts the tokens that have come."""
+    """Makes texts on threads, and counts the pieces that have come."""
 
     def __init__(self, engine: outrider.Engine) -> None:
         self._engine, self.pieces = engine, 0
         self._counting = threading.Lock()
 
-    def make(self, asked: Asked) -> list[int]:
+    def make(self, order: Order) -> list[int]:
         """The tokens of a text."""
         with self._engine.stream(
-            asked.prompt, max_tokens=TOKENS, temperature=asked.temperature, seed=asked.seed
+            order.prompt, max_tokens=TOKENS, temperature=order.temperature, seed=order.seed
         ) as stream:
             for _ in stream:
                 with self._counting:
                     self.pieces += 1
-        tokens: list[int] = list(stream.result.token_ids)
-        return tokens
+        return list(stream.result.token_ids)
 
 
 @pytest.fixture(scope="module")
-def own() -> dict[Asked, list[int]]:
+def own() -> dict[Order, list[int]]:
     """The target's own texts, without draft, ingress or fleet."""
     with outrider.serve(port=0) as target, outrider.connect(target.address, draft=False) as engine:
         texts = Texts(engine)
-        return {asked: texts.make(asked) for asked in dict.fromkeys(ASKED)}
+        return {order: texts.make(order) for order in dict.fromkeys(ORDERS)}
 
 
 def within(seconds: float, holds: Any) -> None:
@@ -177,7 +164,7 @@ def within(seconds: float, holds: Any) -> None:
 
 
 def test_a_fleet_grows_under_load_and_shrinks_after_it_and_no_text_is_lost(
-    own: dict[Asked, list[int]],
+    own: dict[Order, list[int]],
 ) -> None:
     """It stands first: two fleets on one machine would share the ports of their replicas."""
     flags = ["--replicas", "1,2", "--batch", "2", "--grace", "5"]
@@ -188,17 +175,17 @@ def test_a_fleet_grows_under_load_and_shrinks_after_it_and_no_text_is_lost(
     ):
         texts, enough, calm = Texts(engine), threading.Event(), threading.Event()
 
-        def until(done: threading.Event, mine: Sequence[Asked]) -> bool:
+        def until(done: threading.Event, mine: Sequence[Order]) -> bool:
             """Make texts one after the other; whether each was the target's own."""
             right = True
             while not done.is_set():
-                for asked in mine:
-                    right = right and texts.make(asked) == own[asked]
+                for order in mine:
+                    right = right and texts.make(order) == own[order]
             return right
 
         assert len(fleet.replicas) == 1
-        steady = pool.submit(until, calm, ASKED[:2])
-        crowd = [pool.submit(until, enough, ASKED[2 + n : 4 + n]) for n in range(5)]
+        steady = pool.submit(until, calm, ORDERS[:2])
+        crowd = [pool.submit(until, enough, ORDERS[2 + n : 4 + n]) for n in range(5)]
         within(PATIENCE, lambda: len(fleet.replicas) == 2)
         enough.set()
         assert all(one.result(PATIENCE) for one in crowd)
@@ -235,16 +222,16 @@ def test_who_has_no_key_is_refused_behind_the_ingress(fleet: RunningFleet) -> No
 
 
 def test_sixteen_texts_are_the_targets_own_when_one_of_two_replicas_is_killed(
-    fleet: RunningFleet, key: tuple[Path, Path], own: dict[Asked, list[int]]
+    fleet: RunningFleet, key: tuple[Path, Path], own: dict[Order, list[int]]
 ) -> None:
     options: dict[str, Any] = {"token_file": str(key[1]), "patience": PATIENCE, "batch": 4}
     engine = outrider.connect(fleet.address, measure_first=False, **options)
     with engine, ThreadPoolExecutor(SESSIONS) as pool:
         texts = Texts(engine)
-        made = [pool.submit(texts.make, asked) for asked in ASKED]
+        made = [pool.submit(texts.make, order) for order in ORDERS]
         within(PATIENCE, lambda: texts.pieces > 20 * SESSIONS)
         before = fleet.replicas
         assert len(before) == 2
         os.kill(before[0], signal.SIGKILL)
         assert any(not text.done() for text in made)
-        assert [text.result(2 * PATIENCE) for text in made] == [own[asked] for asked in ASKED]
+        assert [text.result(2 * PATIENCE) for text in made] == [own[order] for order in ORDERS]

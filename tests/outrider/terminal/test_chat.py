@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,36 +27,28 @@ def target() -> Iterator[outrider.RunningTarget]:
 
 @pytest.fixture
 def chat(target: outrider.RunningTarget, run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs `outrider chat` on these lines, with further flags."""
+    """Runs `outrider chat` on these lines."""
 
-    def say(lines: str, *flags: object) -> Ended:
+    def say(lines: str) -> Ended:
         monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
-        return run("chat", "--target_host", target.address, *SHORT, *flags)
+        return run("chat", "--target_host", target.address, *SHORT)
 
     return say
 
 
-def test_each_line_is_a_turn_and_later_turns_know_the_earlier(
+def test_later_turns_know_the_earlier_and_a_saved_conversation_goes_on(
     target: outrider.RunningTarget, chat: Run, tmp_path: Path
 ) -> None:
-    file = tmp_path / "conversation.json"
-    said = chat(f"def main():\nclass Queue:\n/save {file}\n")
-    messages = json.loads(file.read_text())["messages"]
-    assert [message["role"] for message in messages] == ["user", "assistant"] * 2
-    with outrider.connect(target.address, draft=False) as engine:
-        answer = engine.chat(messages[:3], max_tokens=12, temperature=0)
-        assert answer.text == messages[3]["content"]
-    assert (said.code, messages[1]["content"] in said.out) == (0, True)
-
-
-def test_a_saved_conversation_goes_on(chat: Run, tmp_path: Path) -> None:
     first, second = tmp_path / "first.json", tmp_path / "second.json"
-    chat(f"/system be brief\ndef main():\n/save {first}\n")
-    chat(f"/load {first}\nclass Queue:\n/save {second}\n")
-    before, after = (Conversation.read(path).messages for path in (first, second))
-    assert after[: len(before)] == before
-    assert len(after) == len(before) + 2
+    said = chat(f"/system be brief\ndef main():\n/save {first}\n")
+    before = Conversation.read(first).messages
     assert before[0] == {"role": "system", "content": "be brief"}
+    assert (said.code, before[2]["content"] in said.out) == (0, True)
+    chat(f"/load {first}\nclass Queue:\n/save {second}\n")
+    *earlier, last = json.loads(second.read_text())["messages"]
+    assert earlier == [*before, {"role": "user", "content": "class Queue:"}]
+    with outrider.connect(target.address, draft=False) as engine:
+        assert last["content"] == engine.chat(earlier, max_tokens=12, temperature=0).text
 
 
 @pytest.mark.parametrize(
@@ -78,9 +69,8 @@ def test_commands_answer_in_words_and_the_chat_goes_on(chat: Run, line: str, sai
     assert shown.out.strip()
 
 
-@pytest.mark.parametrize("before", [[], [{"role": "system", "content": ""}]])
-def test_a_system_message_is_kept_until_it_is_emptied(before: list[Any]) -> None:
-    conversation = Conversation(before)
+def test_a_system_message_is_kept_until_it_is_emptied() -> None:
+    conversation = Conversation([{"role": "system", "content": ""}])
     conversation.say("system", "a")
     conversation.say("user", "b")
     conversation.reset()
@@ -89,20 +79,16 @@ def test_a_system_message_is_kept_until_it_is_emptied(before: list[Any]) -> None
     assert conversation.messages == []
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_a_file_that_is_no_conversation_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    for text in (
         "",
         "[]",
         '{"format": "other", "messages": []}',
-        '{"messages": []}',
         '{"format": "outrider-conversation-1", "messages": [{"role": "x", "content": ""}]}',
-    ],
-)
-def test_a_file_that_is_no_conversation_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "x.json"
-    path.write_text(text)
-    assert_refused(lambda: Conversation.read(path), ["x.json"])
+    ):
+        path.write_text(text)
+        assert_refused(lambda: Conversation.read(path), ["x.json"])
 
 
 def test_what_was_typed_is_for_this_user_only(

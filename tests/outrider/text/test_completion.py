@@ -97,16 +97,17 @@ def test_what_comes_behind_a_stop_string_is_no_part_of_the_record(
         assert done.stopped_by == alone.stopped_by
 
 
-class Failing(LocalSession):
-    """A session that breaks after so many tokens."""
+class Ending(LocalSession):
+    """A session that does something else after so many tokens, and then receives nothing."""
 
-    def __init__(self, engine: Engine, error: OutriderError, after: int) -> None:
+    def __init__(self, engine: Engine, after: int, act: Callable[[], object] = lambda: None):
         super().__init__(engine)
-        self._error, self._left = error, after
+        self._left, self._act = after, act
 
     def receive(self, timeout: float) -> Progress | None:
         if self._left <= 0:
-            raise self._error
+            self._act()
+            return None
         progress = super().receive(timeout)
         self._left -= len(progress.tokens) if progress is not None else 0
         return progress
@@ -114,8 +115,11 @@ class Failing(LocalSession):
 
 @pytest.mark.parametrize("error", [Unavailable("it went away"), Mismatch("it contradicts itself")])
 def test_what_was_verified_survives_an_error(served: Engine, error: OutriderError) -> None:
+    def fail() -> None:
+        raise error
+
     whole = made(LocalSession(served), [], REQUEST)
-    done = made(Failing(served, error, after=20), [rounds()], REQUEST, pace=Pace.WAIT)
+    done = made(Ending(served, 20, fail), [rounds()], REQUEST, pace=Pace.WAIT)
     with pytest.raises(type(error), match=str(error)):
         done.raise_failure()
     assert 20 <= len(done.token_ids) < TOKENS
@@ -128,46 +132,15 @@ def test_what_was_verified_survives_an_error(served: Engine, error: OutriderErro
     assert served.free_rows == served.model.rows, "a row was not given back"
 
 
-class Stalled(LocalSession):
-    """A target that says nothing any more after so many tokens."""
-
-    left = 10
-
-    def receive(self, timeout: float) -> Progress | None:
-        progress = super().receive(timeout) if self.left > 0 else None
-        self.left -= len(progress.tokens) if progress is not None else 0
-        return progress
-
-
-def test_a_target_that_stalls_spends_no_more_than_was_allowed(served: Engine) -> None:
+def test_a_target_that_stalls_spends_no_more_than_was_allowed_and_can_be_cancelled(
+    served: Engine,
+) -> None:
     """A dollar a second: the text ends, with what was made, although nothing comes."""
     with RunBudget(Billing(3600.0), 50.0, clock=count(0.1, 0.1).__next__).charge() as charge:
-        done = made(Stalled(served), [], replace(REQUEST, charge=charge))
-    assert done.finish_reason == "spent"
-    assert len(done.token_ids) == 10
+        done = made(Ending(served, 10), [], replace(REQUEST, charge=charge))
+    assert (done.finish_reason, len(done.token_ids)) == ("spent", 10)
     assert done.usd == pytest.approx(50.0, abs=2.0)
-
-
-def test_a_text_is_cancelled_while_nothing_comes(served: Engine) -> None:
     cancelled = Event()
-
-    class Cancelling(Stalled):
-        def receive(self, timeout: float) -> Progress | None:
-            progress = super().receive(timeout)
-            if self.left <= 0 and progress is None:
-                cancelled.set()
-            return progress
-
-    done = complete(REQUEST, Cancelling(served), inline(), TOKENIZER, silent, cancelled)
-    assert done.finish_reason == "cancelled"
-    assert len(done.token_ids) == 10
-
-
-def test_who_listens_hears_of_every_chunk_but_the_last(served: Engine) -> None:
-    heard = list[int]()
-    done = complete(
-        REQUEST, LocalSession(served), inline(), TOKENIZER, silent, Event(),
-        on_commit=lambda so_far: heard.append(len(so_far.token_ids)),
-    )  # fmt: skip
-    assert heard == list(range(1, TOKENS))
-    assert len(done.token_ids) == TOKENS
+    session = Ending(served, 10, cancelled.set)
+    done = complete(REQUEST, session, inline(), TOKENIZER, silent, cancelled)
+    assert (done.finish_reason, len(done.token_ids)) == ("cancelled", 10)

@@ -15,8 +15,16 @@ from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
 from inference.text.grammar import Grammars
 from inference.text.tokenizer import Tokenizer
-from outrider.text.call_reader import CallForm, CallReader, ToolCall, add_piece
-from outrider.text.tool_calls import LLAMA, MISTRAL, TAGGED, Function, Tools, call_form
+from outrider.text.call_reader import CallForm, CallPiece, CallReader, ToolCall, add_piece
+from outrider.text.tool_calls import (
+    LLAMA,
+    MISTRAL,
+    TAGGED,
+    THOUGHTS,
+    Function,
+    Tools,
+    call_form,
+)
 from tests.support.refusals import assert_refused
 from tests.support.tiers import examples
 from tests.support.tool_families import ADD, MARKS, STOP, TEMPLATES, with_template
@@ -42,71 +50,48 @@ def read(form: CallForm, text: str, cuts: list[int], several: bool = True) -> tu
 
 
 STOPPED, ADDED = ("stop", "{}"), ("add", '{"x": 1}')
+STOP_CALL = '{"name": "stop", "arguments": {}}'
+ADD_CALL = '{"arguments": {"x": 1}, "name": "add"}'
+NESTED_CALL = f'{{"name": "add", "arguments": {NESTED}}}'
+LLAMA_CALL = '{"type": "function", "name": "stop", "parameters": {}}'
 READ: list[tuple[CallForm, str, str, list[tuple[str, str]]]] = [
     (
         TAGGED,
-        f'I add.\n<tool_call>\n{{"name": "add", "arguments": {NESTED}}}\n</tool_call>\n'
-        '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>',
+        f"I add.\n<tool_call>\n{NESTED_CALL}\n</tool_call>\n<tool_call>\n{STOP_CALL}\n</tool_call>",
         "I add.",
         [("add", NESTED), STOPPED],
     ),
-    (TAGGED, '<tool_call>{"name":"stop","arguments":{}}</tool_call>\nso', "\nso", [STOPPED]),
+    (TAGGED, f"<tool_call>{STOP_CALL}</tool_call>\nso", "\nso", [STOPPED]),
     (TAGGED, '<tool_call>\n{"name": "add", "arguments": {"x', "", [("add", '{"x')]),
-    (TAGGED, 'no <tool_call>\n{"name', 'no <tool_call>\n{"name', []),
-    (TAGGED, "Write <tool_call> and\n</tool_call>", "Write <tool_call> and\n</tool_call>", []),
     (TAGGED, 'so <tool_call> <tool_call>{"name": "stop"}</tool_call>', "so <tool_call>", [STOPPED]),
-    (TAGGED, '<tool_call>{"name": "stop", "arguments": {}</tool_call> so', " so", [STOPPED]),
-    (
-        TAGGED,
-        '<tool_call>{"name": "stop", "arguments": {}}}</tool_call>',
-        "}</tool_call>",
-        [STOPPED],
-    ),
-    (
-        TAGGED,
-        '<tool_call>[{"name": "stop", "arguments": {}}, {"name": "add"}]</tool_call> so',
-        " so",
-        [STOPPED, ("add", "{}")],
-    ),
-    (LLAMA, '{"name": "stop", "parameters": {}}, and; so', ", and; so", [STOPPED]),
-    (LLAMA, '{"name": "Ann", "age": 3}', '{"name": "Ann", "age": 3}', []),
-    (
-        MISTRAL,
-        '[TOOL_CALLS][{"arguments": {"x": 1}, "name": "add"}, {"id": "a", "name": "stop"}] so',
-        " so",
-        [ADDED, STOPPED],
-    ),
-    (TAGGED, "a <tool_ call> <tool", "a <tool_ call> <tool", []),
-    (TAGGED, "<tool_call>x</tool_call> y", "<tool_call>x</tool_call> y", []),
-    (
-        TAGGED,
-        '<tool_call>{"name": "f", "arguments": {}}</tool_call>',
-        '<tool_call>{"name": "f", "arguments": {}}</tool_call>',
-        [],
-    ),
-    (TAGGED, " \n ", " \n ", []),
+    (TAGGED, f"<tool_call>{STOP_CALL[:-1]}</tool_call> so", " so", [STOPPED]),
+    (TAGGED, f"<tool_call>{STOP_CALL}}}</tool_call>", "}</tool_call>", [STOPPED]),
+    (TAGGED, f"<tool_call>[{STOP_CALL}, {ADD_CALL}]</tool_call> so", " so", [STOPPED, ADDED]),
+    (LLAMA, f"{LLAMA_CALL}, and; so", ", and; so", [STOPPED]),
     (LLAMA, ' {"name": "add", "parameters": {"x": 1}}', "", [ADDED]),
-    (
-        LLAMA,
-        '<|python_tag|>{"type": "function", "name": "stop", "parameters": {}}; '
-        '{"name": "add", "parameters": {}}',
-        "",
-        [STOPPED, ("add", "{}")],
-    ),
-    (LLAMA, '{"answer": {"name": 3}}', '{"answer": {"name": 3}}', []),
-    (LLAMA, "No. {}", "No. {}", []),
+    (LLAMA, f"<|python_tag|>{LLAMA_CALL}; {LLAMA_CALL}", "", [STOPPED, STOPPED]),
     (
         MISTRAL,
-        '[TOOL_CALLS] [{"name": "add", "arguments": {"x": 1}, "id": "a"}, '
-        '{"name": "stop", "arguments": {}}]',
-        "",
+        f'[TOOL_CALLS][{ADD_CALL}, {{"id": "a", "name": "stop"}}] so',
+        " so",
         [ADDED, STOPPED],
     ),
+]
+UNREAD: list[tuple[CallForm, str]] = [
+    (TAGGED, 'no <tool_call>\n{"name'),
+    (TAGGED, "Write <tool_call> and\n</tool_call>"),
+    (TAGGED, "a <tool_ call> <tool"),
+    (TAGGED, "<tool_call>x</tool_call> y"),
+    (TAGGED, '<tool_call>{"name": "f", "arguments": {}}</tool_call>'),
+    (TAGGED, " \n "),
+    (LLAMA, '{"name": "Ann", "age": 3}'),
+    (LLAMA, '{"answer": {"name": 3}}'),
+    (LLAMA, "No. {}"),
 ]
 
 
 WORDINGS = (
-    '{"arguments": {"x": 1}, "name": "add"}',
+    ADD_CALL,
     r'{"name": "add", "arguments": "{\"x\": 1}"}',
     '{"id": "a1", "name": "add", "arguments": {"x": 1}}',
     '{"name": "add", "arguments": {"x": 1}, "id": "}"}',
@@ -132,7 +117,7 @@ NO_CALLS = (
     '{"arguments": {"x": NaN}, "name": "add"}',
     '{"arguments": {"x": ' + "[" * 2000 + "]" * 2000 + '}, "name": "add"}',
 )
-CASES = list(READ)
+CASES = [*READ, *((form, text, text, []) for form, text in UNREAD)]
 for bodies, calls in ((WORDINGS, [ADDED]), (WITHOUT_ARGUMENTS, [("add", "{}")]), (NO_CALLS, [])):
     for body in bodies:
         CASES.append((LLAMA, body, "" if calls else body, calls))
@@ -153,27 +138,16 @@ def test_calls_are_read_however_the_text_is_cut(
     assert read(form, text, cuts) == (said, calls)
 
 
-def test_a_name_that_no_function_has_is_text_before_it_ends() -> None:
+def test_arguments_come_in_pieces_behind_id_and_name_and_other_names_are_text_at_once() -> None:
+    reader = CallReader(TAGGED, NAMES, several=True)
+    pieces = ('<tool_call>{"name": "add", ', '"arguments": ', '{"x":', " 1}}")
+    head, *rest = (part for piece in pieces for part in reader.push(piece))
+    assert isinstance(head, CallPiece)
+    assert (head.name, len(head.id), head.arguments) == ("add", 9, "")
+    assert rest == [CallPiece(0, '{"x":'), CallPiece(0, " 1}")]
     reader = CallReader(LLAMA, NAMES, several=True)
     assert reader.push('{"name": "ad') == []
     assert reader.push("am") == ['{"name": "adam']
-
-
-def test_arguments_come_in_pieces_behind_id_and_name() -> None:
-    reader = CallReader(TAGGED, NAMES, several=True)
-    parts = [
-        part
-        for piece in ('<tool_call>{"name": "add", ', '"arguments": ', '{"x":', " 1}}")
-        for part in reader.push(piece)
-    ]
-    told = [part if isinstance(part, str) else part[2:] for part in parts]
-    assert told[0][1] == "add"
-    assert len(told[0][0]) == 9
-    assert [part if isinstance(part, str) else part.arguments for part in parts] == [
-        "",
-        '{"x":',
-        " 1}",
-    ]
 
 
 def test_further_calls_are_dropped_where_one_is_allowed() -> None:
@@ -181,28 +155,20 @@ def test_further_calls_are_dropped_where_one_is_allowed() -> None:
     assert read(TAGGED, text, [], several=False) == (said, calls[:1])
 
 
-@pytest.mark.parametrize("family", FORMS)
-def test_the_form_of_calls_follows_from_the_template(tmp_path: Path, family: str) -> None:
-    tokenizer = Tokenizer(with_template(tmp_path / "model", family))
-    assert call_form(tokenizer.template) is FORMS[family]
-
-
+PAST = {"id": "123456789", "function": {"name": "add", "arguments": {"x": 1, "y": 2}}}
 CHAT: list[dict[str, Any]] = [
     {"role": "user", "content": "1 and 2"},
-    {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [
-            {"id": "123456789", "function": {"name": "add", "arguments": {"x": 1, "y": 2}}}
-        ],
-    },
+    {"role": "assistant", "content": "", "tool_calls": [PAST]},
     {"role": "tool", "content": "3", "tool_call_id": "123456789"},
 ]
 
 
 @pytest.mark.parametrize("family", FORMS)
-def test_a_model_is_told_of_functions_calls_and_results(tmp_path: Path, family: str) -> None:
+def test_a_model_is_told_of_functions_calls_results_and_thoughts(
+    tmp_path: Path, family: str
+) -> None:
     tokenizer = Tokenizer(with_template(tmp_path / "model", family))
+    assert call_form(tokenizer.template) is FORMS[family]
     text = tokenizer.decode(tokenizer.encode_chat(*BOTH.for_template(CHAT, tokenizer)))
     assert json.dumps(BOTH.functions[0].described) in text
     assert '"name": "add", "arguments": {"x": 1, "y": 2}' in text
@@ -211,25 +177,33 @@ def test_a_model_is_told_of_functions_calls_and_results(tmp_path: Path, family: 
     assert "adds" not in tokenizer.decode(
         tokenizer.encode_chat(*silent.for_template(CHAT, tokenizer))
     )
+    for name in THOUGHTS:
+        messages, _ = BOTH.for_template([CHAT[0], CHAT[1] | {name: "why"}], tokenizer)
+        assert {messages[-1][key] for key in THOUGHTS} == {"why"}
 
 
-PAST_ARGUMENTS: dict[str, tuple[Any, Any]] = {
-    "whole": ('{"x": 1}', {"x": 1}),
-    "an object": ({"x": 1}, {"x": 1}),
-    "empty": ("", {}),
-    "null": (None, {}),
-    "cut off": ('{"x": "1', {"arguments": '{"x": "1'}),
-    "a number in a string": ("1", {"arguments": "1"}),
-    "null in a string": ("null", {"arguments": "null"}),
-    "a scalar": (1, {"arguments": 1}),
-    "a list": ([1], {"arguments": [1]}),
-    "no JSON": ('{"x": NaN}', {"arguments": '{"x": NaN}'}),
-    "deep": ("[" * 1200, {"arguments": "[" * 1200}),
-    "deep and whole": (
-        '{"x": ' * 1000 + "1" + "}" * 1000,
-        {"arguments": '{"x": ' * 1000 + "1" + "}" * 1000},
-    ),
-}
+def with_own_template(tmp_path: Path, template: str) -> Tokenizer:
+    directory = with_template(tmp_path / "model", "")
+    (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return Tokenizer(directory)
+
+
+def test_a_template_of_another_form_is_told_in_words(tmp_path: Path) -> None:
+    tokenizer = with_own_template(tmp_path, TEMPLATES["mistral"] + "{# [ARGS] #}")
+    messages, tools = BOTH.for_template(CHAT, tokenizer)
+    assert tools == []
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
+
+
+DEEP = '{"x": ' * 1000 + "1" + "}" * 1000
+PAST_ARGUMENTS: list[tuple[Any, Any]] = [
+    ('{"x": 1}', {"x": 1}),
+    ({"x": 1}, {"x": 1}),
+    ("", {}),
+    (None, {}),
+    *((wrong, {"arguments": wrong}) for wrong in ('{"x": "1', "1", "null", 1, [1], '{"x": NaN}')),
+    *((deep, {"arguments": deep}) for deep in ("[" * 1200, DEEP)),
+]
 ITEMS = (
     "<tool_call>{% for m in messages %}{% for c in m.tool_calls or [] %}"
     "{% for k, v in c.function.arguments|items %}{{ k }}:{{ v }}{% endfor %}"
@@ -237,49 +211,14 @@ ITEMS = (
 )
 
 
-@pytest.mark.parametrize("name", PAST_ARGUMENTS)
-def test_a_past_call_is_an_object_to_the_template_whatever_it_holds(
-    tmp_path: Path, name: str
-) -> None:
-    given, expected = PAST_ARGUMENTS[name]
-    directory = with_template(tmp_path / "model", "")
-    (directory / "chat_template.jinja").write_text(ITEMS, encoding="utf-8")
-    tokenizer = Tokenizer(directory)
-    call = {"id": "c", "function": {"name": "add", "arguments": given}}
-    chat: Any = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
-    messages, tools = BOTH.for_template(chat, tokenizer)
-    assert messages[1]["tool_calls"][0]["function"]["arguments"] == expected
-    assert tokenizer.encode_chat(messages, tools)
-
-
-@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
-@pytest.mark.parametrize("family", FORMS)
-def test_thoughts_reach_the_template_by_every_name(tmp_path: Path, family: str, name: str) -> None:
-    tokenizer = Tokenizer(with_template(tmp_path / "model", family))
-    chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "b", name: "why"}]
-    messages, _ = BOTH.for_template(chat, tokenizer)
-    assert {messages[-1][each] for each in ("reasoning_content", "reasoning", "thinking")} == {
-        "why"
-    }
-
-
-def test_a_template_of_another_form_is_told_in_words(tmp_path: Path) -> None:
-    directory = with_template(tmp_path / "model", "")
-    (directory / "chat_template.jinja").write_text(
-        TEMPLATES["mistral"] + "{# [ARGS] #}", encoding="utf-8"
-    )
-    tokenizer = Tokenizer(directory)
-    messages, tools = BOTH.for_template(CHAT, tokenizer)
-    assert tools == []
-    assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
-
-
-@pytest.mark.parametrize("family", MARKS)
-def test_a_special_token_that_announces_calls_is_shown(tmp_path: Path, family: str) -> None:
-    tokenizer = Tokenizer(with_template(tmp_path / "model", family, marks=True))
-    hidden = {token for token, special in MARKS[family].items() if special}
-    assert set(BOTH.shown(tokenizer).values()) == hidden
-    assert Tools().shown(tokenizer) == {}
+def test_a_past_call_is_an_object_to_the_template_whatever_it_holds(tmp_path: Path) -> None:
+    tokenizer = with_own_template(tmp_path, ITEMS)
+    for arguments, expected in PAST_ARGUMENTS:
+        call = {"id": "c", "function": {"name": "add", "arguments": arguments}}
+        chat: Any = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+        messages, tools = BOTH.for_template(chat, tokenizer)
+        assert messages[1]["tool_calls"][0]["function"]["arguments"] == expected
+        assert tokenizer.encode_chat(messages, tools)
 
 
 STRICT = Function.read({"function": {**ADD["function"], "strict": True}, "type": "function"})
@@ -311,6 +250,9 @@ def test_a_strict_functions_call_keeps_to_its_schema_though_the_model_decides(
     tmp_path: Path, family: str, marks: bool
 ) -> None:
     tokenizer = Tokenizer(with_template(tmp_path / "model", family, marks=marks))
+    hidden = {token for token, special in MARKS[family].items() if special} if marks else set()
+    assert set(BOTH.shown(tokenizer).values()) == hidden
+    assert Tools().shown(tokenizer) == {}
     opening, key, closing = WRITTEN[family]
     call = f'{opening}{{"name": "add", "{key}": {{"x": 1, "y": 2}}}}{closing}'
     free, named = (Tools((STRICT, BOTH.functions[1]), choice) for choice in ("auto", "add"))

@@ -1,11 +1,12 @@
-"""Goals are read from the flags and refused where they contradict themselves; prices follow a goal:
-they weigh cost as asked, and move until a minimum speed is kept.
-"""
+"""Goals and budgets: prices follow a goal, and texts of one run are charged to one budget."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+import re
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,8 +15,12 @@ import pytest
 from inference.cost.billing import Billing
 from inference.errors import InvalidRequest, OutriderError
 from inference.planner.prices import SPEED, Prices, UnitPrices, Usage
-from outrider.money import EVERY, Goal, SteeredPrices, read_billing, read_goal
+from inference.text_log import Traffic
+from outrider.money import EVERY, Goal, RunBudget, SteeredPrices, read_billing, read_goal
 from outrider.options.groups import GoalOptions
+from outrider.options.roles import TargetRole
+from tests.support.clock import Clock
+from tests.support.commands import Run
 from tests.support.refusals import assert_refused
 
 PRICED, HOURS = Billing(1.34375, 0.36, 0.09), Billing(1.34)
@@ -31,30 +36,18 @@ def test_a_goal_is_read_from_the_flags() -> None:
     assert read(whole, cs="balanced") == Goal("total_cost", 0.5)
     assert read(whole, cs="30", objective="draft_energy") == Goal("draft_energy", 0.3)
     assert read(PRICED, min_tps=9.0) == Goal("api_cost", min_tps=9.0)
-
-
-def test_speed_alone_is_a_goal_without_weight_and_limit() -> None:
     assert Goal().speed_alone
     assert not Goal(weight=0.01).speed_alone
     assert not Goal(min_tps=1.0).speed_alone
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"cs": "1"},
-        {"min_tps": 9.0},
-        {"cs": "cost", "objective": "total_cost"},
-    ],
-)
-def test_a_cost_without_a_price_says_how_to_give_one(values: dict[str, Any]) -> None:
-    options = GoalOptions(**values)
-    assert_refused(lambda: read_goal(options, Billing()), ["--usd_per_hour", "--instance"])
-
-
-def test_the_energy_of_both_machines_needs_the_watts_of_both() -> None:
-    options, alone = GoalOptions(cs="cost", objective="energy_total"), Billing(draft_watts=20.0)
-    assert_refused(lambda: read_goal(options, alone), ["watts of the target"])
+def test_a_cost_without_a_price_says_how_to_give_one() -> None:
+    priceless: list[dict[str, Any]] = [{"cs": "1"}, {"min_tps": 9.0}]
+    for values in (*priceless, {"cs": "cost", "objective": "total_cost"}):
+        call = partial(read_goal, GoalOptions(**values), Billing())
+        assert_refused(call, ["--usd_per_hour", "--instance"])
+    both = GoalOptions(cs="cost", objective="energy_total")
+    assert_refused(lambda: read_goal(both, Billing(draft_watts=20.0)), ["watts of the target"])
 
 
 ALL = replace(PRICED, usd_per_gb=0.0)
@@ -145,50 +138,44 @@ def test_prices_that_are_stated_and_not_weighed_are_said_with_the_flags_that_are
     assert named in told
 
 
-def test_the_price_of_the_target_is_the_users_the_instances_or_its_own_word() -> None:
+def test_a_price_is_the_users_the_instances_or_the_targets_own_with_its_source() -> None:
     assert not read_billing(GoalOptions()).described(0.0).priced
     described = Billing(2.5, source="$2.5 an hour, as the target says")
     assert read_billing(GoalOptions()).described(2.5) == described
     given = GoalOptions(usd_per_hour=1.0, usd_per_kwh=0.3, usd_per_gb=0.0)
     stated = Billing(1.0, 0.3, 0.0, source="$1 an hour, as given")
     assert read_billing(given).described(2.5) == stated
-
-
-def test_a_listed_price_is_said_with_its_source_and_day() -> None:
     options = GoalOptions(instance="trn1.2xlarge", usd_per_gb=0.5)
     listed = read_billing(options).described(2.5)
     assert replace(listed, source=None) == Billing(1.34375, usd_per_gb=0.5)
     said = ("$1.34375 an hour", "trn1.2xlarge in us-east-1, on-demand", "snapshot", "2026-09-24)")
     assert all(words in (listed.source or "") for words in said)
-
-
-def test_an_instance_that_nobody_prices_is_refused_with_a_flag_that_there_is() -> None:
-    options = GoalOptions(instance="trn9.2xlarge")
-    assert_refused(lambda: read_billing(options), ["trn9", "--usd_per_hour"], OutriderError)
+    unpriced = GoalOptions(instance="trn9.2xlarge")
+    assert_refused(lambda: read_billing(unpriced), ["trn9", "--usd_per_hour"], OutriderError)
 
 
 COST = UnitPrices(wall=1e-3, drafting=1e-2)
 FAST, SLOW = Usage(0.01, 0.02), Usage(0.04, 0.001)
 
 
-def steered(goal: Goal, usage: Usage | None = None, tokens: int = 10 * EVERY) -> SteeredPrices:
+def steered(goal: Goal, usage: Usage, tokens: int = 10 * EVERY) -> SteeredPrices:
     """Prices after so many tokens of this usage."""
     prices = SteeredPrices(goal=goal, cost=COST, expected=FAST)
-    for _ in range(tokens if usage is not None else 0):
-        prices.committed(1, usage or FAST)
+    for _ in range(tokens):
+        prices.committed(1, usage)
     return prices
 
 
-def relative(prices: UnitPrices) -> float:
-    """Price of drafting against waiting."""
-    return prices.drafting / prices.wall
-
-
 def test_drafting_gets_dearer_with_the_weight_of_cost() -> None:
-    shares = [relative(steered(Goal(weight=one), FAST).tariff) for one in (0.0, 0.3, 0.7)]
-    assert shares[0] < shares[1] < shares[2]
-    assert relative(steered(Goal()).tariff) == relative(SPEED)
-    assert relative(steered(Goal(weight=1.0)).tariff) == pytest.approx(relative(COST))
+    def relative(goal: Goal) -> float:
+        """Price of drafting against waiting."""
+        tariff = steered(goal, FAST).tariff
+        return tariff.drafting / tariff.wall
+
+    shares = [relative(Goal(weight=weight)) for weight in (0.0, 0.3, 0.7, 1.0)]
+    assert shares == sorted(set(shares))
+    assert shares[0] == SPEED.drafting / SPEED.wall
+    assert shares[-1] == pytest.approx(COST.drafting / COST.wall)
     assert steered(Goal(weight=0.3), SLOW).weight == 0.3
 
 
@@ -199,8 +186,97 @@ def test_a_minimum_speed_moves_the_weight_to_cost_while_there_is_room_and_back()
     for _ in range(40 * EVERY):
         prices.committed(1, SLOW)
     assert prices.weight < towards_cost
-
-
-def test_the_weight_stays_at_its_bounds() -> None:
     assert steered(Goal(min_tps=1e6), SLOW).weight == 0.0
     assert steered(Goal(min_tps=1e-6), SLOW, 100 * EVERY).weight == 1.0
+
+
+DOLLAR_A_SECOND = Billing(3600.0)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(0.0)
+
+
+def test_the_targets_seconds_are_paid_once_by_the_texts_that_use_them_until_the_limit(
+    clock: Clock,
+) -> None:
+    budget = RunBudget(DOLLAR_A_SECOND, 7.0, clock)
+    with budget.charge() as alone:
+        clock.now = 1.0
+        assert (alone.usd, budget.spent) == (1.0, 1.0)
+    clock.now = 3.0  # between texts
+    with suppress(InvalidRequest), budget.charge():
+        clock.now = 4.0
+        raise InvalidRequest("a text that fails")
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(budget.charge()) for _ in range(2))
+        clock.now = 8.0
+        second.close()
+        clock.now = 8.9
+        assert not budget.empty
+        clock.now = 9.0
+        assert budget.empty
+    assert (first.usd, second.usd, budget.spent) == (3.0, 2.0, 7.0)
+
+
+def test_drafting_and_bytes_of_all_texts_add_up(clock: Clock) -> None:
+    budget = RunBudget(Billing(0.0, 3.6, 1.0, draft_watts=10.0), clock=clock)
+    for _ in range(2):
+        with budget.charge() as charge:
+            charge.take(1.0, Traffic(bytes_up=500, bytes_down=50))
+            charge.take(2.0, Traffic(bytes_up=1000, bytes_down=100))
+    assert budget.usage == Usage(0.0, 4.0, 2000, 200)
+    assert budget.spent == pytest.approx(4.0 * 10.0 * 1e-6 + 2200e-9)
+    assert charge.usd == pytest.approx(budget.spent / 2)
+
+
+@pytest.mark.parametrize(("billing", "usd"), [(DOLLAR_A_SECOND, 1e9), (Billing(), None)])
+def test_without_a_limit_it_is_never_empty_and_without_a_price_nothing_has_one(
+    clock: Clock, billing: Billing, usd: float | None
+) -> None:
+    budget = RunBudget(billing, clock=clock)
+    with budget.charge() as charge:
+        clock.now = 1e9
+    assert not budget.empty
+    assert (charge.usd, budget.spent) == (usd, usd or 0.0)
+
+
+SERVED = TargetRole(port=0, batch=2, max_tree_nodes=16, sequence_length=128)
+TEXT = [*("--max_new_tokens", "60", "--temperature", "0", "--json"), *("--usd_per_hour", "3600")]
+BY_THE_BYTE = [
+    "--usd_per_hour", "0.001", "--usd_per_gb", "1e6", "--usd_per_kwh", "0", "--draft_watts", "0",
+]  # fmt: skip
+"""A thousandth of a dollar for a byte; a token takes some 20 of them from the target alone."""
+
+
+@pytest.mark.parametrize("trees", [[], ["--gamma", "3"]], ids=["growing", "chain"])
+def test_a_run_that_has_spent_its_money_ends_with_what_was_made_and_begins_no_text(
+    run: Run, port: str, tmp_path: Path, trees: list[str]
+) -> None:
+    (tmp_path / "prompts.txt").write_text("def read_lines(path):\nclass Queue:\nimport os\n")
+    flags = ["--port", port, "--prompt_text", tmp_path / "prompts.txt", "--batch", "1", *trees]
+    ended = run("run", *TEXT, *flags, *BY_THE_BYTE, "--max_usd", "1.2")
+    first, *others = ended.records
+    whole = run("run", *TEXT, *flags, *BY_THE_BYTE, "--max_usd", "1000").records
+    assert "stopped by --max_usd: 3 of 3 texts, 2 of them before they started" in ended.err
+    assert first["finish_reason"] == "spent"
+    assert 0 < len(first["token_ids"]) < 60
+    assert first["token_ids"] == whole[0]["token_ids"][: len(first["token_ids"])]
+    for done in others:
+        facts = [done[name] for name in ("finish_reason", "token_ids", "text", "usd", "bytes_up")]
+        assert facts == ["spent", [], "", 0.0, 0]
+    assert [done["finish_reason"] for done in whole] == ["length"] * 3
+
+
+def test_a_target_only_run_for_comparison_costs_nothing_and_is_as_long_as_the_text(
+    run: Run, port: str
+) -> None:
+    flags = ["--port", port, "--baseline", *BY_THE_BYTE, "--max_usd", "0.6"]
+    ended = run("run", "def read_lines(path):", *TEXT, *flags)
+    (cut,), (told,) = ended.records, re.findall(r"(?m)^cost \$([0-9.]+),", ended.err)
+    assert cut["finish_reason"] == "spent"
+    assert cut["baseline"]["token_ids"] == cut["token_ids"]
+    assert cut["baseline"]["usd"] is None
+    assert "identical texts: 1 of 1, 1 of them up to where they stopped" in ended.err
+    assert float(told) == pytest.approx(cut["usd"], abs=1e-6)

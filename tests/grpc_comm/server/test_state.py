@@ -1,4 +1,4 @@
-"""New grammars are checked one at a time for each key; rules wait for no check."""
+"""What a server knows of a key: the rate of its messages, and the turns of its new grammars."""
 
 from __future__ import annotations
 
@@ -9,11 +9,52 @@ from collections.abc import Iterator
 import pytest
 
 from grpc_comm.keys import Key
-from grpc_comm.server.state import CHECKS, RuleTurns
+from grpc_comm.server.state import (
+    BURST_SECONDS,
+    BYTES_PER_SECOND,
+    CHECKS,
+    MESSAGES_PER_SECOND,
+    NODES_PER_SECOND,
+    Allowance,
+    RuleTurns,
+)
 from inference.errors import Busy, InvalidRequest
+from tests.support.clock import Clock
 from tests.support.wire_fixtures import WAIT
 
 ALICE, BOB = Key("alice"), Key("bob")
+
+RATES = {
+    (16, 100): NODES_PER_SECOND / 16,
+    (0, 4_096): BYTES_PER_SECOND / 4_096,
+    (0, 2): MESSAGES_PER_SECOND,
+}
+"""Messages a second, by their nodes and bytes."""
+
+
+@pytest.mark.parametrize(("nodes", "size"), RATES)
+@pytest.mark.parametrize("share", [1, 4])
+def test_a_rate_is_held_after_a_burst(nodes: int, size: int, share: int) -> None:
+    clock, rate = Clock(), RATES[nodes, size] * share
+    allowance = Allowance(clock)
+    burst = round(rate * BURST_SECONDS)
+    assert all(allowance.charge(nodes, size, share) == 0 for _ in range(burst - 1))
+    clock.now += 1e-6
+    assert allowance.charge(nodes, size, share) == 0
+    early = {round(allowance.charge(nodes, size, share), 6) for _ in range(50)}
+    assert [*early] == pytest.approx([1 / rate], rel=0.01)  # what is too early does not count
+    clock.now += 1.001 / rate
+    assert allowance.charge(nodes, size, share) == 0
+    assert allowance.charge(nodes, size, share) > 0
+
+
+def test_one_message_of_any_size_is_taken_after_a_rest() -> None:
+    clock = Clock()
+    allowance = Allowance(clock)
+    assert allowance.charge(0, 16 * 2**20, 1) == 0
+    assert allowance.charge(0, 2, 1) > 10
+    clock.now += 70
+    assert allowance.charge(0, 2, 1) == 0
 
 
 class Compile:
@@ -67,19 +108,10 @@ def test_a_key_waits_for_its_own_checks_and_others_do_not(turns: RuleTurns, leav
     asyncio.run(scene())
 
 
-def test_a_refused_grammar_is_reported_and_the_next_one_checked(turns: RuleTurns) -> None:
+def test_a_key_queues_so_many_grammars_and_no_more(turns: RuleTurns) -> None:
     def refuse() -> None:
         raise InvalidRequest("no grammar")
 
-    async def scene() -> None:
-        with pytest.raises(InvalidRequest, match="no grammar"):
-            await turns.check(ALICE, refuse, 1)
-        await turns.check(ALICE, quick, 1)
-
-    asyncio.run(scene())
-
-
-def test_a_key_queues_so_many_grammars_and_no_more(turns: RuleTurns) -> None:
     async def scene() -> None:
         slow = Compile()
         first = asyncio.create_task(turns.check(ALICE, slow, 2))
@@ -91,6 +123,9 @@ def test_a_key_queues_so_many_grammars_and_no_more(turns: RuleTurns) -> None:
         await turns.check(BOB, quick, 2)
         slow.gate.set()
         await asyncio.gather(first, second)
+        with pytest.raises(InvalidRequest, match="no grammar"):
+            await turns.check(ALICE, refuse, 2)
+        await turns.check(ALICE, quick, 2)
 
     asyncio.run(scene())
 

@@ -1,16 +1,22 @@
-"""Metrics count events under vLLM's names, over HTTP; labels do not grow with sessions."""
+"""Metrics count events under vLLM's names, and the log has a line each; neither tells a secret."""
 
 from __future__ import annotations
 
 import http.client
+import json
+import logging
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from grpc_comm.observability.endpoint import serve_metrics
+from grpc_comm.observability.log import start_log
 from grpc_comm.observability.metrics import Ending, Metrics
 from grpc_comm.transport import Address
+from inference.engine.tuning import TUNING
 from inference.errors import InvalidRequest
 from inference.order import Decode
 from inference.sampling import SamplingParams
@@ -108,8 +114,6 @@ WHAT_HAPPENED: list[tuple[str, dict[str, str], float]] = [
     ("outrider_useful_nodes_total", PREFILL, 9),  # the second prompt was there
     ("outrider_computed_nodes_total", PREFILL, 2 * 64),
     *(("outrider_sessions", {"state": state}, int(state == "waiting")) for state in STATES),
-]
-TOLD: list[tuple[str, dict[str, str], float]] = [
     ("outrider_wire_bytes_total", {"direction": "up"}, 130),
     ("outrider_wire_bytes_total", {"direction": "down"}, 40),
     ("outrider_rejected_total", {"code": "RESOURCE_EXHAUSTED"}, 2),
@@ -118,26 +122,14 @@ TOLD: list[tuple[str, dict[str, str], float]] = [
     ("outrider_dropped_candidates_total", {"reason": "cap"}, 0),
     ("outrider_streams_lost_total", {}, 1),
     ("outrider_sessions_resumed_total", {}, 1),
-    *((ENDED, {"reason": reason.value}, reason is Ending.CLOSED) for reason in Ending),
+    ("outrider_target_info", {"device": "emulated: by hand", "version": "1.2"}, 1),
+    *((ENDED, {"reason": reason.value}, int(reason is Ending.CLOSED)) for reason in Ending),
 ]
 
 
-@pytest.mark.parametrize(("name", "labels", "expected"), WHAT_HAPPENED)
-def test_a_scrape_says_what_happened(
-    samples: list[Sample], name: str, labels: dict[str, str], expected: float
-) -> None:
-    assert value(samples, name, model_name=MODEL, **labels) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("name", "labels", "expected"), TOLD)
-def test_what_the_server_tells_is_counted(
-    samples: list[Sample], name: str, labels: dict[str, str], expected: float
-) -> None:
-    assert value(samples, name, **labels) == expected
-
-
-def test_the_device_is_named_so_that_emulated_times_are_known(samples: list[Sample]) -> None:
-    assert value(samples, "outrider_target_info", device="emulated: by hand", version="1.2") == 1
+def test_a_scrape_says_what_happened_and_what_the_server_told(samples: list[Sample]) -> None:
+    for name, labels, expected in WHAT_HAPPENED:
+        assert value(samples, name, **labels) == pytest.approx(expected), (name, labels)
 
 
 def test_how_far_a_key_is_trusted_is_told_by_its_name_proposer_and_depth() -> None:
@@ -170,34 +162,20 @@ def test_no_label_holds_a_session_or_a_token_and_only_trust_names_a_key(
     assert {name for name, text in labels if TENANT in text} == {"key"}
 
 
-def test_more_sessions_bring_no_more_series() -> None:
-    service = Service()
-    counts = []
-    for number in range(3):
-        session = service.open([1, 2, 3 + number], session_id=f"session-{number}")
-        service.ask(session, [session.root + 1], [0])
-        service.close(session)
-        counts.append(len(scraped(service.metrics)))
-    assert counts[0] == counts[1] == counts[2]
-
-
-def test_each_model_of_a_target_is_counted_on_its_own() -> None:
+def test_each_model_is_counted_on_its_own_and_more_sessions_bring_no_more_series() -> None:
     first = Service()
-    second = Service(first.metrics, "other")
-    session = second.open([1, 2])
-    second.ask(session, [3], [0])
-    second.close(session)
-    first.open([1, 2])
+    second, series = Service(first.metrics, "other"), set[int]()
+    for number in range(3):
+        session = second.open([1, 2, 3 + number], session_id=f"session-{number}")
+        second.ask(session, [session.root + 1], [0])
+        second.close(session)
+        series.add(len(scraped(first.metrics)))
+    assert len(series) == 1
     samples = scraped(first.metrics)
-    assert value(samples, "vllm:generation_tokens_total", model_name="other") == 2
+    assert value(samples, "vllm:generation_tokens_total", model_name="other") == 6
     assert value(samples, "vllm:generation_tokens_total", model_name=MODEL) == 0
-    assert value(samples, "vllm:e2e_request_latency_seconds_count", model_name="other") == 1
-
-
-def test_two_targets_in_one_process_share_no_counters() -> None:
-    busy, idle = Metrics(), Metrics()
-    busy.bytes_up.inc()
-    assert counted(idle, "outrider_wire_bytes_total", direction="up") == 0
+    assert value(samples, "vllm:e2e_request_latency_seconds_count", model_name="other") == 3
+    assert counted(Metrics(), "outrider_wire_bytes_total", direction="up") == 0
 
 
 def test_what_happens_to_a_session_on_the_wire_is_counted() -> None:
@@ -213,15 +191,7 @@ def test_what_happens_to_a_session_on_the_wire_is_counted() -> None:
         assert counted(metrics, "outrider_wire_bytes_total", direction=direction) > 30
 
 
-def test_a_scraper_may_ask_for_openmetrics() -> None:
-    with serve_metrics(Metrics(), LOOPBACK) as address:
-        status, kind, text = get(address, "/metrics", "application/openmetrics-text; version=1.0.0")
-    assert status == 200
-    assert kind.startswith("application/openmetrics-text")
-    assert text.endswith("# EOF\n")
-
-
-def test_health_says_whether_sessions_are_taken() -> None:
+def test_health_says_whether_sessions_are_taken_and_a_scraper_may_ask_for_openmetrics() -> None:
     metrics = Metrics()
     with serve_metrics(metrics, LOOPBACK) as address:
         assert get(address, "/healthz")[::2] == (503, "loading\n")
@@ -230,6 +200,9 @@ def test_health_says_whether_sessions_are_taken() -> None:
         metrics.drain()
         assert get(address, "/healthz")[::2] == (503, "draining\n")
         assert get(address, "/anything")[0] == 404
+        openmetrics = "application/openmetrics-text"
+        status, kind, text = get(address, "/metrics", f"{openmetrics}; version=1.0.0")
+    assert (status, kind.split(";")[0], text[-6:]) == (200, openmetrics, "# EOF\n")
 
 
 def test_a_port_in_use_is_said_and_free_again_when_the_context_ends() -> None:
@@ -242,3 +215,111 @@ def test_a_port_in_use_is_said_and_free_again_when_the_context_ends() -> None:
         pass
     with serve_metrics(second, address) as again:
         assert again == address
+
+
+SECRET_TOKENS = [3_777, 3_778, 3_779]
+
+
+def a_session() -> None:
+    """Opened, three of five candidates accepted, closed."""
+    service = Service()
+    session = service.open([*SECRET_TOKENS, 13])
+    service.ask(session, [14, 15, 16, 99, 98], [0, 1, 2, 0, 3])
+    service.close(session)
+
+
+def events(err: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in err.splitlines()]
+
+
+def check(said: dict[str, Any], **fields: Any) -> None:
+    assert {name: said.get(name) for name in fields} == fields
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_each_event_is_a_line_with_its_counts_and_neither_tokens_nor_whole_session_ids(
+    capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    start_log(form, "debug")
+    a_session()
+    said = capsys.readouterr().err
+    assert "session ended" in said
+    assert SESSION_ID not in said
+    assert not [token for token in SECRET_TOKENS if str(token) in said]
+    if form == "json":
+        opened, ended = (one for one in events(said) if one["level"] == "info")
+        check(opened, event="session opened", tenant=TENANT, model=MODEL, session=SESSION_ID[:8])
+        check(opened, prompt_tokens=4, reused_tokens=0)
+        check(ended, event="session ended", reason="closed", tokens=4, forwards=1)
+        check(ended, candidates=5, accepted=3, acceptance_length=4, session=SESSION_ID[:8])
+        assert ended["seconds"] > 0
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_of_an_exception_only_its_type_and_places_are_logged(
+    capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    start_log(form, "info")
+    try:
+        raise InvalidRequest("the prompt says: my password is xyzzy")
+    except InvalidRequest:
+        logging.getLogger("anything").exception("a session failed")
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert "xyzzy" not in said
+    assert "InvalidRequest" in said
+    assert "test_of_an_exception" in said
+
+
+def test_refusals_drains_and_lost_streams_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    service = Service()
+    session = service.open([1, 2])
+    start_log("json", "info")
+    service.metrics.reject("UNAUTHENTICATED")
+    service.observer.record_lost(session)
+    service.observer.record_resumed(session)
+    service.metrics.drain()
+    service.observer.record_end(session, Ending.DRAINED)
+    said = events(capsys.readouterr().err)
+    assert [one["event"] for one in said] == [
+        "call rejected",
+        "stream lost",
+        "session resumed",
+        "draining",
+        "session ended",
+    ]
+    check(said[0], level="warning", code="UNAUTHENTICATED", tenant="")
+    check(said[-1], reason="drained", tokens=0, acceptance_length=None, seconds=0.0)
+
+
+def test_a_session_that_loses_its_row_is_logged(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.engine.admission.TUNING", replace(TUNING, silent_seconds=-1.0))
+    start_log("json", "info")
+    service = Service()
+    for number in range(service.model.rows + 1):
+        service.open([1, 2], session_id=f"{number}-session")
+    said = events(capsys.readouterr().err)
+    [lent] = [one for one in said if one["event"] == "row lent to another"]
+    check(lent, session="0-sessio", length=2)
+
+
+def test_below_its_level_nothing_is_said_and_other_packages_say_no_more_than_warnings(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    start_log("text", "warning")
+    a_session()
+    assert capsys.readouterr().err == ""
+    start_log("json", "debug")
+    logging.getLogger("httpx").info("GET a-url")
+    logging.getLogger("httpx").warning("careful")
+    assert [one["event"] for one in events(capsys.readouterr().err)] == ["careful"]
+
+
+def test_a_session_id_cannot_write_lines_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    start_log("text", "info")
+    Service().open([1, 2], session_id='a\n{b"}_c=d')
+    assert "session=a??b??_c " in capsys.readouterr().err.splitlines()[-1]
+    Metrics().reject("UNAUTHENTICATED")  # and there are no fields without a value
+    assert capsys.readouterr().err.endswith("WARNING call rejected code=UNAUTHENTICATED\n")
