@@ -19,6 +19,7 @@ from inference.model.decoder import Decoder
 from inference.model.graphs.verify_graph import (
     StatefulGraph,
     VerifyGraph,
+    copy_inputs,
     example_inputs,
 )
 from tests.support import buckets
@@ -127,6 +128,15 @@ def test_a_graph_writes_the_slots_of_its_call_and_no_other_bit(bucket: Bucket) -
         assert chosen.equal(expected)
         for ours, theirs in zip(graph.cache().tensors, before.tensors, strict=True):
             assert ours.equal(theirs)
+
+
+@torch.no_grad()
+def test_a_copied_row_is_its_source_and_the_others_stay() -> None:
+    decoder = tiny_decoder()
+    before, graph = noise(decoder), StatefulGraph(decoder, noise(decoder), None)
+    graph(**copy_inputs(3, 1))
+    for old, new in zip(before.tensors, graph.cache().tensors, strict=True):
+        assert new.equal(old[[0, 3, 2, 3, 4]])
 
 
 @pytest.mark.parametrize(("dtype", "widened"), [(torch.bfloat16, 0), (torch.float32, 4)], ids=str)
