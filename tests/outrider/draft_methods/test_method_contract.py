@@ -153,6 +153,16 @@ def test_a_draft_beside_its_target_makes_the_targets_own_text(
         assert made(served.engine, params, beside=True, drafts=[]) == text
 
 
+def test_a_draft_beside_a_target_of_other_tokens_is_refused(tmp_path: Path) -> None:
+    other = Path(shutil.copytree(EMBEDDED / "draft", tmp_path / "other"))
+    raw = json.loads((other / "tokenizer.json").read_text(encoding="utf-8"))
+    raw["model"]["merges"] = raw["model"]["merges"][:-5]
+    (other / "tokenizer.json").write_text(json.dumps(raw), encoding="utf-8")
+    role = FusedTargetRole(batch=1, draft_model=str(other), **OPTIONS)
+    call = partial(load_served, role, partial(with_draft, role))
+    assert_refused(call, ["the tokenizers differ", str(other)], Mismatch)
+
+
 # --- what a method needs
 
 
