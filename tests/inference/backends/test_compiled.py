@@ -219,7 +219,7 @@ print(json.dumps(sorted(sys.modules)))
 sys.exit(code)
 """
 MODEL_SOURCE = (
-    r"inference\.model\.(decoder|graph|checkpoint)"
+    r"inference\.model\.(decoder|eagle_head|graphs\..+|checkpoints\.checkpoint)"
     r"|transformers\.models\.(?!auto\.)\w+\.modeling_\w+"
 )
 COMPILER = (
