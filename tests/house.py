@@ -153,7 +153,7 @@ def dead_links() -> Iterator[str]:
 
 
 def private_names_in_tests() -> Iterator[str]:
-    """Attributes that tests reach in private parts of the product. Names that the standard library
+    """Places where tests reach into private parts of the product. Names that the standard library
     gives, such as a NamedTuple's fields, are no such parts.
     """
     defined = {
@@ -170,6 +170,9 @@ def private_names_in_tests() -> Iterator[str]:
                     continue
                 case ast.Attribute(attr=name) if name in defined:
                     yield f"{module.name}:{node.lineno} {name}"
+                case ast.ImportFrom(names=aliases):
+                    for alias in filter(lambda alias: alias.name in defined, aliases):
+                        yield f"{module.name}:{node.lineno} {alias.name}"
 
 
 def flags() -> set[str]:
@@ -180,7 +183,8 @@ def flags() -> set[str]:
     groups = [Group]
     for group in groups:
         groups += group.__subclasses__()
-    return {name for group in groups for name in flags_of(group)}
+    ours = (group for group in groups if group.__module__.split(".")[0] in ROOMS)
+    return {name for group in ours for name in flags_of(group)}
 
 
 def totals() -> dict[str, int]:

@@ -216,6 +216,7 @@ SAID = st.lists(NAMED.filter(lambda said: said[0] != said[1]), max_size=6)
 EVENTS = st.one_of(
     st.tuples(st.just("say"), st.integers(1, 2), st.integers(ROOT - 1, ROOT + 4), SAID),
     st.tuples(st.just("advance"), st.lists(st.integers(0, 2), min_size=1, max_size=3)),
+    st.tuples(st.just("forward")),
 )
 
 
@@ -240,6 +241,9 @@ def test_the_tree_holds_what_may_still_come_true(events: list[tuple[Any, ...]]) 
         if event[0] == "advance":
             commit(tree, event[1])
             tokens += event[1]
+            continue
+        if event[0] == "forward":
+            pass_of(tree, 4)
             continue
         _, stream, base, said = event
         say(tree, *said, base=base, stream=stream)

@@ -353,15 +353,18 @@ def test_a_candidate_that_the_target_takes_counts_in_the_sessions_own_record() -
 
 
 def test_a_session_starts_from_the_row_that_an_earlier_one_of_its_tenant_left() -> None:
-    engine, model, _ = exact_engine()
+    """Or from a copy of one that another session of the tenant still has."""
+    engine, model, _ = exact_engine(rows=4)
     prompt = prompt_of(5, 100)
     engine.close(opened(engine, prompt, tenant="a"))
     assert opened(engine, prompt, tenant="b").reused == 0
-    session = asked(engine, [*prompt, 9], 15, SAMPLINGS[1], tenant="a")
-    assert session.reused == 99
+    sessions = [asked(engine, [*prompt, last], 15, SAMPLINGS[1], tenant="a") for last in (9, 8)]
+    assert [session.reused for session in sessions] == [99, 100]
     assert model.calls[-1] == (1, 1)
+    assert opened(engine, prompt, tenant="c").reused == 0
     run_dry(engine)
-    assert text_of(session) == own_text([*prompt, 9], 15, SAMPLINGS[1])
+    for session in sessions:
+        assert text_of(session) == own_text(session.tokens[:101], 15, SAMPLINGS[1])
 
 
 def test_the_row_unused_for_longest_is_given_away() -> None:

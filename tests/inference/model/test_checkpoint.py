@@ -200,6 +200,7 @@ def written(change: Change, **fields: Any) -> Write:
         (written(put(**FREQUENCIES), dtype="float32"), torch.float32, False),
         (shards_beside_a_whole_file, torch.float32, False),
     ],
+    ids=["other head", "same head", "narrow head", "wide head", "narrow", "frequencies", "shards"],
 )
 def test_both_backends_have_the_tensors_that_transformers_loads(
     write: Write, dtype: torch.dtype, tied: bool, tmp_path: Path

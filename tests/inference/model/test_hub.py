@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants, file_download
+from huggingface_hub import constants
 
 from inference.model.checkpoints.hub import find_model, pin_model, split_revision
-from tests.support.cloud import COMMIT, TOKEN, hub_server
+from tests.support.cloud import COMMIT, TOKEN, hub_server, use_hub
 from tests.support.refusals import assert_refused
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
@@ -26,13 +26,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (files / name).write_text("{}", encoding="ascii")
     models = {"acme/open": files, "acme/gated": files}
     with hub_server(models, gated="acme/gated") as address:
-        template = address + "/{repo_id}/resolve/{revision}/{filename}"
-        for module in (constants, file_download):
-            monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
-        monkeypatch.setattr(constants, "ENDPOINT", address)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
-        monkeypatch.delenv("HF_TOKEN", raising=False)
+        use_hub(address, tmp_path, monkeypatch)
         yield
 
 
