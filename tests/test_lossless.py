@@ -35,7 +35,6 @@ from tests.support.pairs import (
     engine,
     grammars,
     growing,
-    growing_and_copying,
     perturbed,
     prompt_of,
     rounds,
@@ -78,7 +77,7 @@ PROPOSERS: dict[str, Callable[[Decoder, Grammars | None], Proposer]] = {
     "chain": lambda draft, rules: rounds(draft, Chain(4), rules),
     "best-first tree": lambda draft, rules: rounds(draft, BestFirst(16, 5), rules),
     "growing": lambda draft, rules: growing(draft, grammars=rules),
-    "growing and copying": lambda draft, rules: growing_and_copying(draft, grammars=rules),
+    "growing and copying": lambda draft, rules: growing(draft, grammars=rules, copies=True),
     "copying": lambda draft, rules: copying(grammars=rules),
 }
 """Each of a draft, and of the grammars that it knows."""

@@ -26,8 +26,6 @@ from tests.support.wire_fixtures import progress
 
 PROMPT = [1, 2, 3]
 TEXT = own_text(PROMPT, 40)
-
-
 SECONDS = 60
 """Longest wait for another thread: a test that waits so long has failed."""
 

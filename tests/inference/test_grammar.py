@@ -105,15 +105,19 @@ ENDLESS = Grammar(SCHEMA, '{"type": "integer", "multipleOf": 999983}')
 """It takes longer than CHECK_SECONDS."""
 
 MANY = [{"anyOf": [{"required": [f"a{i}{j}"]} for j in range(6)]} for i in range(20)]
+PATTERNS = [{"type": "string", "pattern": f"a.{{0,{i}}}b"} for i in range(30)]
+OPTIONAL = "".join(f"r{i}: r{i + 1}? r{i + 1}?\n" for i in range(2000))
 HOSTILE = {
     "nested arrays": (SCHEMA, '{"type":"array","items":' * 1500 + "{}" + "}" * 1500),
     "a product of choices": (SCHEMA, json.dumps({"allOf": MANY})),
     "itself": (SCHEMA, '{"$ref": "#"}'),
+    "many patterns": (SCHEMA, json.dumps({"allOf": PATTERNS})),
     "3000 properties": (SCHEMA, json.dumps({"properties": {f"p{i}": {} for i in range(3000)}})),
     "counted a million times": (REGEX, "a{1000000}"),
     "deep": (REGEX, "(" * 15_000 + "a" + ")" * 15_000),
     "a thousand times or not": (REGEX, "(a?){1000}a{1000}"),
     "nothing but itself": (EBNF, "start: start start"),
+    "2000 optional rules": (EBNF, f'start: r0\n{OPTIONAL}r2000: "a"?\n'),
     "deep rules": (EBNF, "start: " + "(" * 20_000 + '"a"' + ")" * 20_000),
     "intersections": (EBNF, "start: A\nA: /(.*a.{15}x)/ & /(.*b.{16}y)/ & ~/(.*c.{14})/\n"),
 }

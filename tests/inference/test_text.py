@@ -25,6 +25,7 @@ SAMPLES = [
 
 
 def test_a_chat_ends_before_the_answer_or_where_its_last_message_does(tmp_path: Path) -> None:
+    """Its template has all variables, of which none replaces the messages."""
     turns = "{% for m in messages %}{{ m.role }}:{{ m.content | trim }};{% endfor %}"
     tokenizer = altered(tmp_path, template=turns + "{% if add_generation_prompt %}>{% endif %}")
     messages = [{"role": "user", "content": " a "}, {"role": "assistant", "content": "b ="}]

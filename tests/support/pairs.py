@@ -124,15 +124,12 @@ def prompt_of(length: int) -> list[int]:
     return tokens
 
 
-BUSHY = BestFirst(nodes=12, depth=4)
-
-
 def proposers_of(draft: str, pace: Pace) -> list[Proposer]:
     """A draft that is often right ("close"), never ("unrelated"), or none; for either pace."""
     if draft == "none":
         return []
     model = perturbed(1, 0.02) if draft == "close" else decoder(2)
-    return [rounds(model) if pace is Pace.WAIT else growing(model)]
+    return [rounds(model, BestFirst(12, 4)) if pace is Pace.WAIT else growing(model)]
 
 
 def growing(
@@ -147,7 +144,6 @@ def growing(
     return known.proposer(0, knowledge(), Prices(), clock=clock, copies=copies)
 
 
-growing_and_copying = partial(growing, copies=True)
 copying = partial(growing, None, copies=True)
 
 
@@ -157,9 +153,7 @@ def knowledge(call: float = 0.002, nodes: int = 1) -> PairStats:
     return PairStats(Times({(1, 64): call}), target, read_acceptance())
 
 
-def rounds(
-    draft: Decoder, policy: Policy = BUSHY, grammars: Grammars | None = None
-) -> RoundProposer:
+def rounds(draft: Decoder, policy: Policy, grammars: Grammars | None = None) -> RoundProposer:
     known = Draft(_model(draft), grammars=grammars)
     assert known.model is not None, "it ranks nodes"
     return RoundProposer(known.model, policy, room=16, make_rule=known.make_rule)

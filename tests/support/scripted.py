@@ -155,8 +155,9 @@ class ScriptedModel(HandModel):
 
     def _rank(self, segment: Segment, k: int) -> Ranked:
         ids, scores = list[list[int]](), list[list[float]]()
-        texts, allowed = self._held.seen(segment), allowed_at(segment, VOCABULARY)
-        for text, row in zip(texts, allowed, strict=True):
+        allowed = None if segment.rule is None else segment.rule().allowed
+        for node, text in enumerate(self._held.seen(segment)):
+            row = exact.allowed_ids(allowed, node, VOCABULARY)
             named, given = ruled(*self._says(tuple(text.tolist())), row)
             ids.append(named[:k])
             scores.append(given[:k])
@@ -194,12 +195,6 @@ def scripted_grammars() -> Grammars:
     rules.decoder = decoders.ByteLevel()
     rules.add_special_tokens(["<|end|>"])
     return Grammars(rules.to_str(), END + 1, [END])
-
-
-def allowed_at(segment: Segment, kinds: int) -> NDArray[np.bool_]:  # [p, kinds]
-    """Which tokens the segment's rule allows at each picked node."""
-    allowed = None if segment.rule is None else segment.rule().allowed
-    return np.array([exact.allowed_ids(allowed, node, kinds) for node in range(len(segment.pick))])
 
 
 PROMPT = [3, 1, 4, 1, 5]

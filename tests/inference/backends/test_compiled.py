@@ -41,6 +41,7 @@ from inference.files.artifact import (
 from inference.model.checkpoints.config import read_raw_config
 from inference.model.checkpoints.weight_files import fingerprint
 from inference.model.decoder import Decoder
+from inference.sampling import SamplingParams
 from inference.text.tokenizer import Tokenizer
 from inference.tree.tree_shape import Branches
 from outrider.cli import main
@@ -119,6 +120,12 @@ def prompt_of(target: Decoder, length: int) -> list[int]:
     return np.random.default_rng(length).integers(0, target.vocabulary, length).tolist()
 
 
+def own_text(target: Decoder, prompt: list[int], params: SamplingParams) -> list[int]:
+    eager = EagerModel(target, rows=1, capacity=JUNK, max_nodes=16)
+    plain = Engine(eager, sequence_length=LENGTH, max_tree_nodes=8, vocabulary=target.vocabulary)
+    return alone(LocalSession(plain), prompt, params, 20)
+
+
 def test_an_artefact_holds_both_models_and_says_so(build: Build, built: Path) -> None:
     manifest = read_manifest(built)
     assert manifest.fused is not None
@@ -138,11 +145,9 @@ def test_the_role_serves_the_targets_own_text(built: Path, target: Decoder, ties
     assert served.description.draft_model == (
         "disagreeing draft (in the target's graph: tree of 2 nodes (2 children a node))"
     )
-    eager = EagerModel(target, rows=1, capacity=JUNK, max_nodes=16)
-    plain = Engine(eager, sequence_length=LENGTH, max_tree_nodes=8, vocabulary=target.vocabulary)
     for length, params in enumerate(SAMPLINGS[:4], 5):
         prompt = prompt_of(target, length)
-        own = alone(LocalSession(plain), prompt, params, 20)
+        own = own_text(target, prompt, params)
         assert_drafted_text(served.engine, target, prompt, params, own, ties)
 
 
@@ -242,7 +247,8 @@ def test_the_served_process_traces_nothing_starts_no_compiler_and_imports_no_mod
         with connect(ready.removeprefix(READY).split()[0]) as connection:
             for params in SAMPLINGS[:3]:
                 draft, session = growing(nudged(target)), connection.session()
-                assert len(speculated(session, draft, prompt, params, 20)) == 20
+                made = speculated(session, draft, prompt, params, 20)
+                assert made == own_text(target, prompt, params)
         process.terminate()
         printed, said = process.communicate(timeout=30)
     assert process.returncode == 0, said

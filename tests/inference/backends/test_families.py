@@ -57,9 +57,7 @@ def each_of(families: Iterable[str]) -> pytest.MarkDecorator:
     )
 
 
-each_family = each_of(FAMILIES)
 WITH_STATES = [one for one in FAMILIES if FAMILIES[one].has.endswith(STATES)]
-each_with_states = each_of(WITH_STATES)
 each_dense_family = each_of(
     one for one in FAMILIES if "experts" not in FAMILIES[one].has and one not in WITH_STATES
 )
@@ -128,7 +126,7 @@ def drafts_of(model: TransformersModel) -> list[Proposer]:
     ]
 
 
-@each_family
+@each_of(FAMILIES)
 def test_every_text_is_the_librarys_own(family: str, tmp_path: Path) -> None:
     model = loaded(saved(family, tmp_path))
     engine = Engine(model, sequence_length=LENGTH, max_tree_nodes=TREE, vocabulary=VOCABULARY)
@@ -238,7 +236,7 @@ def scores_behind(model: TransformersModel, row: int, slots: Slots) -> NDArray[n
     return by_id(sequence.rank(tree, range(4), VOCABULARY))
 
 
-@each_with_states
+@each_of(WITH_STATES)
 def test_a_state_is_computed_again_where_none_is_kept(family: str, tmp_path: Path) -> None:
     """Behind a text that is cut, or copied to another row. The model is timed before it holds a
     text, and no bit of a state depends on other rows and branches.

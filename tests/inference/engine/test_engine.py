@@ -151,13 +151,9 @@ def test_a_target_is_ahead_of_its_client_by_the_credit_and_goes_on_when_it_has_r
     assert text_of(session) == TEXT[:60]
 
 
-def lasting(seconds: float, rows: int, nodes: int) -> float:
-    return seconds
-
-
 def test_credit_of_its_own_follows_the_pace_within_bounds() -> None:
     for seconds, credit in ((0.5, MIN_CREDIT), (0.010, 200), (0.0001, MAX_CREDIT)):
-        engine, _, _ = exact_engine(cost=partial(lasting, seconds))
+        engine, _, _ = exact_engine(cost=lambda rows, nodes, seconds=seconds: seconds)
         session = asked(engine, PROMPT, 1400, credit=0)
         assert session.credit == MIN_CREDIT
         for _ in range(100):
