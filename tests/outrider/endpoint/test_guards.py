@@ -83,7 +83,7 @@ REFUSED: dict[str, list[Refused]] = {
         Refused({"top_p": "much"}, "top_p"),
         Refused({"n": 99}, "n"),
         Refused({"tools": [{"type": "function"}]}, shown="name is"),
-        Refused({"tool_choice": "required"}, shown="tool_choice"),
+        Refused({"tool_choice": "required"}, shown="tool_choice required names no function"),
         Refused(form(), shown="with a schema"),
         Refused({"top_logprobs": 3}, shown="logprobs: true"),
         Refused({"logit_bias": {"a": 1}}, "logit_bias.a.[key]"),
