@@ -100,10 +100,10 @@ def test_commands_that_need_no_draft_model_work(target: str, environment: dict[s
     assert 0 < found["models"][0]["parameters"] <= weights
     assert healthy.code == 0, healthy.out
     code = f"import outrider; print(outrider.connect({target!r}).draft)"
-    made = subprocess.run(
+    python = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True
     )
-    assert made.stdout == "copied text\n", made.stderr
+    assert python.stdout == "copied text\n", python.stderr
 
 
 @pytest.mark.parametrize("verb", ["serve", "up"])

@@ -38,7 +38,6 @@ TOKENS, SESSIONS, PATIENCE = 160, 16, 120.0
 STOP_SECONDS = 60.0
 _REPLICA = "ray::ServeReplica"
 
-
 IMPATIENT = """
 import sys
 from outrider.__main__ import main
