@@ -101,7 +101,7 @@ def test_a_single_token_is_the_default_tenants_and_without_keys_everyone_is_the_
     assert identify(Keys.open(), []) == identify(Keys.open(), bearer("anything")) == Key("")
 
 
-def test_every_digest_is_compared_in_constant_time_and_no_token_never(
+def test_a_token_is_compared_with_every_digest_and_a_missing_token_with_none(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared: list[bytes] = []
