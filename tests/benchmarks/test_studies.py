@@ -79,8 +79,8 @@ def test_the_dozen_on_one_text_is_as_fast_as_it_was_and_nobody_waits(tmp_path: P
         token_seconds = alone["seconds"] / alone["tokens"]
         assert token_seconds / (growing["seconds"] / growing["tokens"]) >= LEAST_SPEED[cell], cell
         assert token_seconds == pytest.approx(seconds, rel=2e-3), cell
-        assert alone["forwards"] == alone["nodes"] == alone["tokens"]
-        assert alone["calls"] == alone["proposed"] == 0
+        assert alone["forwards"] == alone["nodes"] == alone["tokens"], cell
+        assert alone["calls"] == alone["proposed"] == 0, cell
         for arm in ("growing", "hybrid"):
             forwards = arms[arm]["forwards"]
             assert forwards - 1 < arms[arm]["seconds"] / seconds < 1.25 * forwards, cell

@@ -27,6 +27,7 @@ from tests.support.refusals import assert_refused
 
 TRN1 = ("trn1.2xlarge", "us-east-1")
 FAR = ("trn1.2xlarge", "us-west-2")  # the bundled table has no such row
+TERMS = {"instanceType": FAR[0], "regionCode": FAR[1]} | ON_DEMAND_TERMS
 NOW = datetime.now(UTC)
 
 
@@ -40,19 +41,18 @@ def nobodys_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def hourly(instance: tuple[str, str], usd: str, **attributes: str) -> str:
+def hourly(usd: str, **attributes: str) -> str:
     """A row of the price list."""
-    named = {"instanceType": instance[0], "regionCode": instance[1]}
     rate = {"unit": "Hrs", "pricePerUnit": {"USD": usd}, "beginRange": "0", "endRange": "Inf"}
     row = {
-        "product": {"sku": "SKU", "attributes": named | ON_DEMAND_TERMS | attributes},
+        "product": {"sku": "SKU", "attributes": TERMS | attributes},
         "terms": {"OnDemand": {"SKU.OFFER": {"priceDimensions": {"SKU.OFFER.0": rate}}}},
     }
     return json.dumps(row)
 
 
-FREE = hourly(FAR, "0.0000000000", marketoption="CapacityBlock")
-WINDOWS = hourly(FAR, "1.9000000000", operatingSystem="Windows")
+FREE = hourly("0.0000000000", marketoption="CapacityBlock")
+WINDOWS = hourly("1.9000000000", operatingSystem="Windows")
 
 
 @pytest.mark.parametrize("other", [FREE, WINDOWS])
@@ -61,7 +61,7 @@ def test_the_price_is_that_of_a_plain_instance_whatever_page_it_is_on(
 ) -> None:
     def reply(_account: AwsAccount, request: dict[str, Any]) -> dict[str, Any]:
         requests.append(request)
-        first, second = {"PriceList": [other], "NextToken": "more"}, [hourly(FAR, "1.3437500000")]
+        first, second = {"PriceList": [other], "NextToken": "more"}, [hourly("1.3437500000")]
         return {"PriceList": second} if "NextToken" in request else first
 
     requests: list[dict[str, Any]] = []
@@ -70,12 +70,11 @@ def test_the_price_is_that_of_a_plain_instance_whatever_page_it_is_on(
     price = InstancePrices().find(*FAR)
     assert before <= price.as_of <= datetime.now(UTC).date()  # the same day, except over midnight
     assert (price.usd_per_hour, price.source) == (1.34375, "AWS price list")
-    terms = {"instanceType": FAR[0], "regionCode": FAR[1]} | ON_DEMAND_TERMS
-    rows = [{"Type": "TERM_MATCH", "Field": name, "Value": of} for name, of in terms.items()]
+    rows = [{"Type": "TERM_MATCH", "Field": name, "Value": of} for name, of in TERMS.items()]
     request = {"ServiceCode": "AmazonEC2", "FormatVersion": "aws_v1", "Filters": rows}
     assert requests == [request, request | {"NextToken": "more"}]
-    assert terms["marketoption"] == "OnDemand"
-    assert terms["operatingSystem"] == "Linux"
+    assert TERMS["marketoption"] == "OnDemand"
+    assert TERMS["operatingSystem"] == "Linux"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +83,7 @@ def test_the_price_is_that_of_a_plain_instance_whatever_page_it_is_on(
 def test_a_row_at_no_dollars_alone_and_two_different_prices_are_no_price(
     usd: list[str], shown: list[str], calls: AwsAccount
 ) -> None:
-    calls.faults["GetProducts"] = lambda *_: {"PriceList": [hourly(FAR, each) for each in usd]}
+    calls.faults["GetProducts"] = lambda *_: {"PriceList": [hourly(each) for each in usd]}
     assert_refused(lambda: InstancePrices().find(*FAR), shown, NoPrice)
 
 
@@ -98,7 +97,7 @@ def test_a_throttled_call_leaves_the_bundled_price_and_the_next_is_made(
     assert "throttles GetProducts" in capsys.readouterr().err
     calls.faults["GetProducts"] = refused("AccessDeniedException")
     assert_refused(lambda: prices.find(*FAR), ["denies GetProducts"], NoPrice)
-    calls.faults["GetProducts"] = lambda *_: {"PriceList": [hourly(FAR, "1.4")]}
+    calls.faults["GetProducts"] = lambda *_: {"PriceList": [hourly("1.4")]}
     assert prices.find(*FAR).usd_per_hour == 1.4
 
 
@@ -120,7 +119,7 @@ def test_refused_credentials_silence_no_other_price_and_are_not_tried_again(
         assert_refused(partial(prices.find, *FAR, market), ["ExpiredToken"], NoPrice)
         assert prices.find(*TRN1, "spot").usd_per_hour == 0.5
     assert (calls.calls.count(PRICE_LIST), calls.calls.count(SPOT)) == (1, 1 + 4)
-    calls.faults[PRICE_LIST] = lambda *_: {"PriceList": [hourly(FAR, "1.4")]}
+    calls.faults[PRICE_LIST] = lambda *_: {"PriceList": [hourly("1.4")]}
     prices = InstancePrices()
     assert_refused(partial(prices.find, *FAR, "spot"), ["ExpiredToken"], NoPrice)
     assert prices.find(*FAR).usd_per_hour == 1.4
@@ -160,18 +159,19 @@ def test_spot_is_the_cheapest_zone_now_and_names_it(calls: AwsAccount) -> None:
 
 
 @pytest.mark.parametrize(
-    ("instance", "market", "says"),
+    ("instance", "market", "live", "says"),
     [
-        (("trn2.48xlarge", "us-east-2"), "on-demand", "capacity blocks and spot only"),
-        (("trn2.3xlarge", "us-east-2"), "capacity-block", "paid beforehand"),
-        (FAR, "on-demand", "us-east-1"),
-        (TRN1, "spot", "us-east-1"),
+        (("trn2.48xlarge", "us-east-2"), "on-demand", True, "capacity blocks and spot only"),
+        (("trn2.3xlarge", "us-east-2"), "capacity-block", True, "paid beforehand"),
+        (FAR, "on-demand", False, "us-east-1"),
+        (TRN1, "spot", False, "us-east-1"),
     ],
 )
+@pytest.mark.usefixtures("calls")
 def test_prices_of_capacity_blocks_other_regions_and_spot_are_not_guessed(
-    instance: tuple[str, str], market: Market, says: str
+    instance: tuple[str, str], market: Market, live: bool, says: str
 ) -> None:
-    assert_refused(lambda: InstancePrices(live=False).find(*instance, market), [says], NoPrice)
+    assert_refused(lambda: InstancePrices(live=live).find(*instance, market), [says], NoPrice)
 
 
 def test_the_bundled_prices_are_not_too_old() -> None:

@@ -99,13 +99,16 @@ def test_commands_that_need_no_draft_model_work(target: str, environment: dict[s
     weights = (EMBEDDED / "draft" / "model.safetensors").stat().st_size
     assert 0 < found["models"][0]["parameters"] <= weights
     assert healthy.code == 0, healthy.out
+    code = f"import outrider; print(outrider.connect({target!r}).draft)"
+    python = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert python.stdout == "copied text\n", python.stderr
 
 
-@pytest.mark.parametrize("verb", [("serve",), ("up",)])
-def test_the_endpoint_serves(
-    verb: tuple[str, ...], target: str, environment: dict[str, str]
-) -> None:
-    words = (*verb, "--target_host", target, "--http_port", "0")
+@pytest.mark.parametrize("verb", ["serve", "up"])
+def test_the_endpoint_serves(verb: str, target: str, environment: dict[str, str]) -> None:
+    words = (verb, "--target_host", target, "--http_port", "0")
     command = [sys.executable, "-m", "outrider", *words]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         try:

@@ -118,12 +118,12 @@ def test_a_text_is_short_in_a_notebook_and_says_how_good_its_cost_and_energy_are
         ([7, "a"], {}, ["a prompt is text"]),
         (["a", 1], {}, ["a prompt is text"]),
         ("a", {"max_token": 5}, ["max_token", "did you mean max_tokens?"]),
-        ("", {}, []),
-        ([], {}, []),
-        ([-1], {}, []),
-        ([10**9], {}, []),
-        ("x", {"temperature": -1.0}, []),
-        ("x = 1\n" * 2000, {}, []),
+        ("", {}, ["the prompt is empty"]),
+        ([], {}, ["the prompt is empty"]),
+        ([-1], {}, ["token ids are 0 to 511", "-1"]),
+        ([10**9], {}, ["token ids are 0 to 511", "1000000000"]),
+        ("x", {"temperature": -1.0}, ["temperature", "-1.0"]),
+        ("x = 1\n" * 2000, {}, ["more than 1024 tokens"]),
     ],
 )
 def test_a_mistake_in_a_call_is_named(

@@ -26,15 +26,13 @@ from tests.support.exact import own_text
 from tests.support.hostile import SESSION, bearer, resume
 from tests.support.wire_fixtures import chain_of, decode_to, opening
 
-ENDINGS = frozenset(
-    {
-        grpc.StatusCode.OK,
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.FAILED_PRECONDITION,
-        grpc.StatusCode.NOT_FOUND,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-    }
-)
+ENDINGS = {
+    grpc.StatusCode.OK,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
 """Codes that a call may end with, whatever was sent."""
 
 RIGHT = [

@@ -62,7 +62,9 @@ class Wiretap:
     def __call__(self, served: Served, way: str, data: bytes) -> None:
         if served.call.method != SESSION:
             return
-        spoken = self._streams.setdefault(served, Spoken(_tenant(served)))
+        sent = str(served.call.metadata)
+        tenant = next((name for name in TENANTS if token_of(name) in sent), "")
+        spoken = self._streams.setdefault(served, Spoken(tenant))
         try:
             message: Any = (pb.ClientMessage if way == "up" else pb.ServerMessage).FromString(data)
         except DecodeError:
@@ -165,11 +167,6 @@ class Wiretap:
                 f"{length} tokens are sent, of which {spoken.acknowledged} are acknowledged, and "
                 f"the credit is {spoken.credit}"
             )
-
-
-def _tenant(served: Served) -> str:
-    said = str(served.call.metadata)
-    return next((tenant for tenant in TENANTS if token_of(tenant) in said), "")
 
 
 def _short(part: Message | None) -> str:

@@ -111,6 +111,7 @@ def test_a_host_is_idle_before_and_after_a_session_and_not_while_it_is_open(tmp_
         session.close()
         eventually(lambda: counted(target, "outrider_sessions_ended_total", reason="closed") == 1)
         assert [main(at_the_second_look) for _ in range(2)] == [1, 0]
+    assert main(at_the_second_look) == 0, "a target that does not answer has no sessions"
 
 
 UNITS = sorted((ROOT / "deploy" / "systemd").iterdir())

@@ -196,9 +196,6 @@ def test_candidates_that_the_link_does_not_take_are_dropped() -> None:
         os.kill(link.pid, signal.SIGCONT)
 
 
-PATIENCE = Patience(0.0)
-
-
 class Rogue(verifier_pb2_grpc.TargetServicer):
     """A target that says what a test wants. forever: again and again after the answers"""
 
@@ -220,9 +217,9 @@ class Rogue(verifier_pb2_grpc.TargetServicer):
 
 @contextmanager
 def asked(
+    patience: Patience,
     answers: Sequence[pb.ServerMessage],
     forever: Sequence[pb.ServerMessage] = (),
-    patience: Patience = PATIENCE,
 ) -> Iterator[RemoteSession]:
     """A session on [1, 2, 3] with such a target, which was asked for a text of 60 tokens."""
     server = grpc.server(ThreadPoolExecutor(9))
@@ -264,7 +261,7 @@ def test_a_target_that_says_what_cannot_be_is_named_and_not_believed(
     said: str, patience: float
 ) -> None:
     named = pytest.raises(Mismatch, match=r"the target at 127\.0\.0\.1:\d+ ")
-    with asked(ROGUES[said], patience=Patience(patience)) as session, named:
+    with asked(Patience(patience), ROGUES[said]) as session, named:
         until_it_fails(session)
 
 
@@ -274,7 +271,7 @@ def test_a_target_that_goes_away_cannot_write_to_the_terminal() -> None:
     away = pb.ServerMessage(go_away=pb.GoAway(reason=words))
     said = [OPENED, away, tokens(3, 4, end=pb.Tokens.DRAINED)]
     patience = Patience(0.5, notices.append)
-    with asked(said, patience=patience) as session, pytest.raises(OutriderError):
+    with asked(patience, said) as session, pytest.raises(OutriderError):
         until_it_fails(session)
     assert "is leaving: ?[2J?bye?now; reconnecting" in notices[0]
 
@@ -289,7 +286,7 @@ def test_numbers_without_sense_do_no_harm() -> None:
         length=3, queue_seconds=float("nan"), prefill_seconds=-1.0, lease_seconds=float("nan"),
         tree_nodes=2**32 - 1, candidates=2**32 - 1,
     )  # fmt: skip
-    with asked([pb.ServerMessage(opened=opened), wild]) as session:
+    with asked(Patience(0.0), [pb.ServerMessage(opened=opened), wild]) as session:
         assert rest(session) == [4]
         assert session.room <= session.candidates <= 1024
 
@@ -318,7 +315,7 @@ def test_a_target_that_talks_for_ever_is_left(
         monkeypatch.setattr(bounds, name, 0.3)
     monkeypatch.setattr(bounds, "SILENCES", 1)
     answers, forever = TALK[said]
-    with asked(answers, forever, Patience(seconds)) as session:
+    with asked(Patience(seconds), answers, forever) as session:
         if "has drained" in said and not seconds:
             return  # the text ends there
         with pytest.raises(OutriderError):

@@ -36,7 +36,6 @@ MOST_BYTES_OF_HEADERS = 256 * 2**20
 ENOUGH_BYTES = 2**19
 """Of a flood, to be one: some 700 bytes a frame would exceed the limit."""
 
-
 FLOOD_SECONDS, WRITE_SECONDS = 1.0, 0.2
 FLOOD_BYTES = 4 * 2**20
 

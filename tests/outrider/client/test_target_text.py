@@ -158,15 +158,15 @@ def test_settings_that_cannot_be_read_are_refused(content: bytes) -> None:
 
 def test_settings_that_make_no_tokenizer_are_refused() -> None:
     tokenizer = Tokenizer(EMBEDDED / "target")
-    changes: list[dict[str, Any]] = [
-        {"post_processor": {"type": "Nonsense"}},
-        {"decoder": {"type": "Replace", "pattern": {"Regex": "(a*)*b"}, "content": ""}},
-        {"cores": ["0"]},
-        {"added": [{"id": 5, "content": "<x>", "special": True}]},
+    changes: list[tuple[str, Any, str]] = [
+        ("post_processor", {"type": "Nonsense"}, "PostProcessor"),
+        ("decoder", {"type": "Replace", "pattern": {"Regex": "(a*)*b"}, "content": ""}, "decoder"),
+        ("cores", ["0"], "rules for splitting text"),
+        ("added", [{"id": 5, "content": "<x>", "special": True}], "missing field"),
     ]
-    for change in changes:
-        with pytest.raises(Mismatch):
-            tokenizer.with_settings(replace(tokenizer.settings, **change))
+    for field, value, words in changes:
+        with pytest.raises(Mismatch, match=words):
+            tokenizer.with_settings(replace(tokenizer.settings, **{field: value}))
 
 
 def test_a_text_ends_at_the_tokenizers_end_and_at_a_special_token_that_is_a_stop_string(

@@ -83,7 +83,7 @@ REFUSED: dict[str, list[Refused]] = {
         Refused({"top_p": "much"}, "top_p"),
         Refused({"n": 99}, "n"),
         Refused({"tools": [{"type": "function"}]}, shown="name is"),
-        Refused({"tool_choice": "required"}, shown="tool_choice"),
+        Refused({"tool_choice": "required"}, shown="tool_choice required names no function"),
         Refused(form(), shown="with a schema"),
         Refused({"top_logprobs": 3}, shown="logprobs: true"),
         Refused({"logit_bias": {"a": 1}}, "logit_bias.a.[key]"),
@@ -220,7 +220,7 @@ def test_what_was_sent_is_not_sent_back_without_a_bound(http: httpx.Client) -> N
 def test_the_pages_files_let_no_other_origin_in(http: httpx.Client) -> None:
     for path in ("/", "/main.js", "/style.css"):
         answer = http.get(path)
-        assert answer.is_success
+        assert answer.is_success, path
         assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
@@ -287,5 +287,5 @@ def test_too_many_texts_or_messages_are_refused_before_any_is_read(
     ]
     for path, body, shown in rows:
         answer = http.post(path, json=body)
-        assert (answer.status_code, encoded) == (400, [])
+        assert (answer.status_code, encoded) == (400, []), path
         assert str(shown) in answer.json()["error"]["message"]

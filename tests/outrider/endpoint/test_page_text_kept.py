@@ -104,8 +104,12 @@ def test_a_text_that_broke_off_goes_on_by_itself_as_it_would_have(mortal: Begin)
     assert "400 tokens" in made["note"]
 
 
-def test_a_text_that_was_stopped_or_cut_goes_on_only_when_told(mortal: Begin) -> None:
+def test_a_text_that_was_left_goes_on_and_one_that_was_stopped_or_cut_only_when_told(
+    mortal: Begin,
+) -> None:
     page = mortal(0.0).page
+    page.reload()
+    expect(page.locator("#messages")).to_have_attribute("aria-busy", "true", timeout=PATIENCE)
     page.keyboard.press("Escape")
     until_idle(page)
     expect(page.locator("#stop")).to_be_disabled()

@@ -136,6 +136,7 @@ def test_a_text_is_the_targets_own(
 ) -> None:
     alike: dict[str, Any] = {"max_tokens": 16, "temperature": temperature, "seed": 5}
     alone = own(texts, PROMPT, **alike, **parameters)
+    assert alone.finish_reason == "stop" or "stop" not in asked
     answer: Any = api.completions.create(
         model="", prompt=PROMPT, stream=streamed, extra_body=asked, **alike
     )

@@ -54,10 +54,8 @@ def record(
     return {**made.record(), **costs}
 
 
-def key(
-    arm: str, name: int | str = 0, rtt_ms: float = 0.0, repeat: int = 0, turn: int = 0
-) -> TextKey:
-    return TextKey("own", "text", str(name), turn, repeat, rtt_ms, arm)
+def key(arm: str, name: int | str = 0, rtt_ms: float = 0.0, turn: int = 0) -> TextKey:
+    return TextKey("own", "text", str(name), turn, 0, rtt_ms, arm)
 
 
 def rows(

@@ -168,10 +168,10 @@ def test_drafts_that_compute_differently_have_fingerprints_of_their_own() -> Non
 PROMPT = list(range(40, 60))
 
 
-def saved(directory: Path, seed: int, noise: float = 0.0) -> Path:
+def saved(directory: Path, noise: float = 0.0) -> Path:
     """A tiny mixture of experts with the embedded pair's tokenizer."""
     fields = {"vocab_size": Tokenizer(EMBEDDED / "target").vocabulary, "eos_token_id": 0}
-    torch.manual_seed(seed)
+    torch.manual_seed(1)
     config = AutoConfig.for_model(**config_of("qwen3_moe") | fields)
     library: Any = AutoModelForCausalLM.from_config(config).float()
     for scale in (0.2, noise):
@@ -185,20 +185,18 @@ def saved(directory: Path, seed: int, noise: float = 0.0) -> Path:
 
 @pytest.fixture(scope="module")
 def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved(tmp_path_factory.mktemp("experts"), 1)
+    return saved(tmp_path_factory.mktemp("experts"))
 
 
 def role(model: Path | None, **given: Any) -> TargetRole:
     name = None if model is None else str(model)
-    return TargetRole(
-        model=name, port=0, batch=1, max_tree_nodes=8, sequence_length=64, device="cpu", **given
-    )
+    return TargetRole(model=name, device="cpu", **SMALL, **given)
 
 
 def test_a_mixture_of_experts_is_target_and_draft(experts: Path, tmp_path: Path) -> None:
     """Nothing names the backend: our decoder does not know the architecture."""
     served = load_served(role(experts))
-    found = find_draft(DraftModelOptions(draft_model=str(saved(tmp_path, 1, 0.01))))
+    found = find_draft(DraftModelOptions(draft_model=str(saved(tmp_path, 0.01))))
     assert isinstance(found.model, LibraryCheckpoint)
     draft = found.load(DeviceOptions(device="cpu"), Capacity(1, 64, 64, 64))
     assert draft.model is not None

@@ -140,7 +140,7 @@ def test_the_systems_authorities_verify_a_target_and_metrics_stay_on_this_machin
 def test_the_help_has_every_command_once_and_fits_a_screen(run: Run) -> None:
     for words in ("--help", "help", "--help-all"):
         said = run(words)
-        assert (said.code, said.err) == (0, "")
+        assert (said.code, said.err) == (0, ""), words
         assert len(said.out.splitlines()) <= 60
         every = [*VERBS, *OTHER_VERBS]
         assert [verb for verb in every if said.out.count(f"\n  {verb} ") != 1] == []
@@ -266,5 +266,5 @@ def test_a_role_reads_its_flags(
     needing = WITH_ANOTHER.get(role, {})
     assert fields - read == needing.keys() <= flags_of(ROLES[role]).keys()
     for name, value in needing.items():
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(InvalidRequest, match=f"--{name} needs --"):
             ROLES[role](**{name: value})

@@ -92,7 +92,7 @@ def test_a_text_that_has_ended_keeps_its_seconds_and_nothing_is_drawn_without_a_
     assert (can_race(), capsys.readouterr().out) == (False, "")
 
 
-def test_texts_that_differ_are_called_an_error() -> None:
+def test_a_conclusion_says_whether_the_texts_are_the_same_and_their_speed_up() -> None:
     for drafted, same in ((DRAFTED, "yes"), (text(40, 1.6, token_ids=[9] * 100), "no")):
         lines = conclusion(Texts(ALONE, drafted, busy=""))
         assert lines[0].startswith(f"same text: {same}")
@@ -204,7 +204,7 @@ def test_colours_are_for_terminals_that_know_them_and_control_characters_for_non
         monkeypatch.setenv("NO_COLOR", no_color)
         monkeypatch.setenv("TERM", kind)
         with Terminal():
-            assert in_colour() == coloured
+            assert in_colour() == coloured, (no_color, kind)
         assert not in_colour()
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     for coloured in (False, True):

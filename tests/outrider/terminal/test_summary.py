@@ -171,6 +171,8 @@ def test_where_nodes_cost_nearly_as_much_as_forwards_no_good_draft_pays(
     assert arithmetic_reason(Times()) == ""
     useless = changed(MADE, num_accepted_tokens=2)
     assert limit_of(useless, TRIP, words) is (Limit.ARITHMETIC if words else Limit.USELESS)
+    undrafted = changed(useless, draft_calls=0)
+    assert limit_of(undrafted, TRIP, words) is (Limit.ARITHMETIC if words else Limit.NO_DRAFT)
     assert limit_of(MADE, TRIP, words) is Limit.TARGET
     assert words in time_lines([useless], TRIP, times)[-1]
     found = [finding.text for finding in plan(times, 1e-3, TRIP) if finding.severity == "warning"]
