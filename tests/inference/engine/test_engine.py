@@ -151,18 +151,20 @@ def test_a_target_is_ahead_of_its_client_by_the_credit_and_goes_on_when_it_has_r
     assert text_of(session) == TEXT[:60]
 
 
-def test_credit_of_its_own_follows_the_pace_within_bounds() -> None:
-    for seconds, credit in ((0.5, MIN_CREDIT), (0.010, 200), (0.0001, MAX_CREDIT)):
-        engine, _, _ = exact_engine(cost=lambda rows, nodes, seconds=seconds: seconds)
-        session = asked(engine, PROMPT, 1400, credit=0)
-        assert session.credit == MIN_CREDIT
-        for _ in range(100):
-            engine.step()
-            engine.acknowledge(session, session.length)
-        assert session.credit == pytest.approx(credit, rel=0.02)
-        before = session.length
-        run_dry(engine)
-        assert session.length - before <= MAX_CREDIT
+@pytest.mark.parametrize(
+    ("seconds", "credit"), [(0.5, MIN_CREDIT), (0.010, 200), (0.0001, MAX_CREDIT)]
+)
+def test_credit_of_its_own_follows_the_pace_within_bounds(seconds: float, credit: int) -> None:
+    engine, _, _ = exact_engine(cost=lambda rows, nodes: seconds)
+    session = asked(engine, PROMPT, 1400, credit=0)
+    assert session.credit == MIN_CREDIT
+    for _ in range(100):
+        engine.step()
+        engine.acknowledge(session, session.length)
+    assert session.credit == pytest.approx(credit, rel=0.02)
+    before = session.length
+    run_dry(engine)
+    assert session.length - before <= MAX_CREDIT
 
 
 def test_nobody_buys_more_credit_than_there_is() -> None:
