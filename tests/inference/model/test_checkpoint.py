@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,7 @@ def shards_beside_a_whole_file(directory: Path) -> Path:
 
 
 Write = Callable[[Path], Path]
+IS_VERSION_4 = version("transformers").startswith("4.")
 
 
 def written(change: Change, **fields: Any) -> Write:
@@ -192,7 +194,12 @@ def written(change: Change, **fields: Any) -> Write:
 @pytest.mark.parametrize(
     ("write", "dtype", "tied"),
     [
-        (written(put(**OTHER_HEAD), tie_word_embeddings=True), torch.float32, False),
+        pytest.param(
+            written(put(**OTHER_HEAD), tie_word_embeddings=True),
+            torch.float32,
+            False,
+            marks=pytest.mark.skipif(IS_VERSION_4, reason="transformers 4 ties all heads"),
+        ),
         (written(the_same_head, tie_word_embeddings=True), torch.float32, True),
         (written(narrowed(head=True), dtype="float32"), torch.float32, False),
         (written(narrowed(head=False), torch_dtype="bfloat16"), torch.bfloat16, False),
