@@ -76,8 +76,8 @@ def test_int8_multiplies_by_the_rounded_matrix_in_each_form(nodes: int) -> None:
     plain = Int8Product(matrix, bias)(x)
     assert distance(plain, F.linear(x, dequantized(matrix), bias)) < 0.02
     assert distance(dequantized(matrix), weight) < 0.02
-    for halves in ({}, {"halves": True}):  # as this CPU needs it, and as one without VNNI does
-        packed = Int8PackedProduct(matrix, bias, **halves)
+    for form in ({}, {"halves": True}):  # as this CPU needs it, and as one without VNNI does
+        packed = Int8PackedProduct(matrix, bias, **form)
         torch.testing.assert_close(packed(x), plain)
     matrix = to_int8(torch.ones(16, 896) * torch.tensor([1, -1]).repeat(8)[:, None])
     for kind in (Int8PackedProduct, Int8Product):
